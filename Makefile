@@ -1,0 +1,37 @@
+# make setup | demo | test | test-all | bench      (Python >= 3.11, git and make are enough)
+PYTHON ?= python3
+export UV_COMPILE_BYTECODE = 1
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+BIN = .venv/bin
+
+.PHONY: setup demo lint test test-all bench clean
+.DEFAULT_GOAL = test
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[all]' --group test
+	touch $@
+
+demo: setup
+	BIN=$(BIN) bash examples/demo.sh demo
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports --no-cache
+
+test: lint
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-all: lint
+	$(BIN)/pytest -n 2
+
+bench: setup
+	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf .venv demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

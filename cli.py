@@ -1,0 +1,1 @@
+ewe/cli.py

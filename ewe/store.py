@@ -1,0 +1,288 @@
+"""The durable store: atomic files, one manifest a folder, resume, and one process at a time.
+
+A final name only ever holds a whole file: it is written under a temporary name, fsynced, renamed,
+and the folder fsynced; only then does the manifest name it, with size, rows and sha256. The same
+command run again therefore finds what is finished and redoes what is not.
+
+This is the only module that writes a final file name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from ewe.errors import DataError, EweError, IncompleteError
+
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+MADE_BY = {  # what makes each kind of folder, for the sentence a user reads
+    "table": "ewe-data sample",
+    "raw": "ewe-data fetch",
+    "dataset": "ewe-data relabel",
+    "duplicates": "ewe-data dedup",
+    "tensors": "ewe-data encode",
+    "run": "ewe train",
+}
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """SHA-256 of a JSON value in its canonical text (sorted keys, no spaces)."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows neither opens nor needs to sync a folder
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
+
+
+@contextmanager
+def publish(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; rename it there, durably, when the block ends well.
+
+    The block may make a file or a folder of that name. When it raises, nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary(path)
+    _remove(temporary)
+    try:
+        yield temporary
+        for part in sorted(temporary.rglob("*")) if temporary.is_dir() else ():
+            _fsync(part)
+        _fsync(temporary)
+        temporary.replace(path)
+        _fsync(path.parent)
+    finally:
+        _remove(temporary)
+
+
+def publish_text(path: Path, text: str) -> None:
+    """Write a small UTF-8 text file atomically."""
+    with publish(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def publish_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically, indented, keys in the order given."""
+    publish_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; DataError names the file where it is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; make its folder again or point to another one.") from None
+    except ValueError as error:
+        raise DataError(f"{path} is not valid JSON ({error}); remove its folder and make it again.") from None
+
+
+def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
+    """The manifest of a finished folder of this kind ("raw", "dataset", ...).
+
+    Raises:
+        DataError: the folder is missing, of another kind, or lacks a file its manifest names.
+        IncompleteError: its making was interrupted.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise DataError(f"{folder} is not a {kind} folder (no {MANIFEST} in it); make one with {MADE_BY[kind]}.")
+    manifest: dict[str, Any] = read_json(path)
+    if manifest.get("kind") != kind:
+        raise DataError(
+            f"{folder} is a {manifest.get('kind')} folder, not a {kind} one; make one with {MADE_BY[kind]}."
+        )
+    if not manifest["complete"]:
+        raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[kind]} again, it goes on from there.")
+    for name, record in manifest["files"].items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != record["size"]:
+            raise DataError(f"{folder / name} is missing or cut short; run the same {MADE_BY[kind]} again to mend it.")
+    return manifest
+
+
+class Store:
+    """One folder being made by one command; a context manager that holds the folder's lock.
+
+    Entering reads the manifest an earlier run left: files it names (and whose size still fits) are
+    finished, `finished` says whether all is. Another configuration is refused, so nothing mixes.
+
+    Args:
+        folder: where to; made if missing, refused if it holds somebody else's files.
+        kind: what the folder is, a key of MADE_BY.
+        config: JSON values that decide the folder's content, inputs' hashes included.
+    """
+
+    def __init__(self, folder: Path, kind: str, config: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self._lock = FileLock(folder / LOCK)
+        # through JSON, so that tuples and lists, written and read, compare equal
+        config = json.loads(json.dumps(config))
+        self.manifest: dict[str, Any] = {
+            "kind": kind,
+            "complete": False,
+            "config": config,
+            "config_sha256": sha256_json(config),
+            "files": {},
+        }
+
+    def __enter__(self) -> Self:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise EweError(f"Another process is writing {self.folder}; wait for it or use another --out.") from None
+        except OSError as error:
+            raise EweError(f"Cannot write to {self.folder} ({error.strerror}); choose another --out.") from None
+        try:
+            self._resume()
+        except EweError:
+            self._lock.release()
+            raise
+        return self
+
+    def _resume(self) -> None:
+        path = self.folder / MANIFEST
+        if path.is_file():
+            found = read_json(path)
+            if found.get("kind") != self.manifest["kind"]:
+                raise DataError(f"{self.folder} already is a {found.get('kind')} folder; use another --out.")
+            self._refuse_other(found["config"])
+            self.manifest = found
+            self.manifest["files"] = {name: record for name, record in found["files"].items() if self._whole(name, record)}
+            self.manifest["complete"] &= len(self.manifest["files"]) == len(found["files"])
+        elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
+            raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty --out.")
+        for left_over in self.folder.rglob(".*.tmp"):
+            _remove(left_over)
+
+    def _refuse_other(self, found: Mapping[str, Any]) -> None:
+        config = self.manifest["config"]
+        differing = [key for key in sorted({*found, *config}) if found.get(key) != config.get(key)]
+        if differing:
+            what = "; ".join(f"{key} was {found.get(key)!r} and is now {config.get(key)!r}" for key in differing)
+            raise DataError(f"{self.folder} was made differently ({what}); use another --out or remove it.")
+
+    def _whole(self, name: str, record: Mapping[str, Any]) -> bool:
+        path = self.folder / name
+        return path.is_file() and path.stat().st_size == record["size"]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    @property
+    def finished(self) -> bool:
+        """Whether an earlier run finished this very folder."""
+        return bool(self.manifest["complete"])
+
+    def has(self, name: str) -> bool:
+        """Whether the file of this name is finished (recorded, and of the recorded size)."""
+        return name in self.manifest["files"]
+
+    def rows(self, name: str) -> int:
+        """The recorded number of rows of a finished file."""
+        return int(self.manifest["files"][name]["rows"])
+
+    @contextmanager
+    def write(self, name: str, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
+        """Yield a temporary path for the file `name`; publish and record it when the block ends well.
+
+        Args:
+            name: path in the folder, with forward slashes; a part that starts with a dot is
+                working state and goes when the folder is finished.
+            facts: what the manifest says of the file beside size and sha256 ("rows", ...); the
+                caller may fill it inside the block.
+        """
+        path = self.folder / name
+        with publish(path) as temporary:
+            yield temporary
+        self.record(name, facts)
+
+    def record(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Name a published file in the manifest, with its size, sha256 and facts."""
+        path = self.folder / name
+        self.manifest["files"][name] = {**(facts or {}), "size": path.stat().st_size, "sha256": sha256_file(path)}
+        self._save()
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write and record a JSON file."""
+        publish_json(self.folder / name, value)
+        self.record(name)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write and record a text file."""
+        publish_text(self.folder / name, text)
+        self.record(name)
+
+    def finish(self, **facts: Any) -> dict[str, Any]:
+        """Drop working state, mark the folder complete and return the manifest with these facts in it."""
+        files = self.manifest["files"]
+        hidden = {name.split("/")[0] for name in files if name.startswith(".")}
+        kept = {name: files[name] for name in sorted(files) if not name.startswith(".")}
+        self.manifest |= {"complete": True, **facts, "files": kept}
+        self._save()
+        for name in hidden:
+            _remove(self.folder / name)
+        return self.manifest
+
+    def _save(self) -> None:
+        files = self.manifest.pop("files")  # last in the file: the facts stay on a person's first screen
+        self.manifest["files"] = files
+        publish_json(self.folder / MANIFEST, self.manifest)
+
+
+def verify(folder: Path) -> dict[str, int]:
+    """Read every file a folder's manifest names and compare size and sha256.
+
+    Returns:
+        {"files": n, "bytes": n} when all is whole.
+
+    Raises:
+        DataError: names every file that is missing or differs.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise DataError(f"{folder} has no {MANIFEST}; point to a folder that one of the commands made.")
+    manifest = read_json(folder / MANIFEST)
+    files: dict[str, dict[str, Any]] = manifest["files"]
+    bad = [
+        name
+        for name, record in files.items()
+        if not (folder / name).is_file() or sha256_file(folder / name) != record["sha256"]
+    ]
+    if bad:
+        raise DataError(f"{folder}: {', '.join(bad)} missing or changed; run the command that made it again.")
+    if not manifest["complete"]:
+        raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
+    return {"files": len(files), "bytes": sum(record["size"] for record in files.values())}
