@@ -37,7 +37,7 @@ def bar(what: str, total: int | None, unit: str, done: int = 0) -> Iterator[Call
         done: units finished by an earlier run.
     """
     if _quiet or not sys.stderr.isatty():
-        yield lambda n=1, note="": None
+        yield lambda *_args, **_fields: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn

@@ -179,7 +179,9 @@ class Store:
                 raise DataError(f"{self.folder} already is a {found.get('kind')} folder; use another --out.")
             self._refuse_other(found["config"])
             self.manifest = found
-            self.manifest["files"] = {name: record for name, record in found["files"].items() if self._whole(name, record)}
+            self.manifest["files"] = {
+                name: record for name, record in found["files"].items() if self._whole(name, record)
+            }
             self.manifest["complete"] &= len(self.manifest["files"]) == len(found["files"])
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty --out.")

@@ -95,18 +95,17 @@ def describe(schema: pa.Schema) -> dict[str, str]:
 def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a column can be read as `wanted`: the same, wider strings and integers, or more struct fields."""
     if pa.types.is_struct(wanted):
-        return pa.types.is_struct(found) and all(
-            found.get_field_index(field.name) >= 0 and _fits(found.field(field.name).type, field.type)
-            for field in wanted
-            if field.name != "tree"  # never read
+        read = [field for field in wanted if field.name != "tree"]  # which is empty everywhere
+        return bool(pa.types.is_struct(found)) and all(
+            found.get_field_index(field.name) >= 0 and _fits(found.field(field.name).type, field.type) for field in read
         )
     if pa.types.is_list(wanted):
         is_list = pa.types.is_list(found) or pa.types.is_large_list(found)
-        return is_list and _fits(found.value_type, wanted.value_type)
+        return bool(is_list and _fits(found.value_type, wanted.value_type))
     if pa.types.is_string(wanted):
-        return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+        return bool(pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found))
     if pa.types.is_integer(wanted):
-        return pa.types.is_integer(found)
+        return bool(pa.types.is_integer(found))
     return bool(found.equals(wanted))
 
 
@@ -114,6 +113,8 @@ def check(found: pa.Schema, wanted: pa.Schema, where: str, then: str) -> None:
     """Raise DataError naming the first column of `wanted` that `found` lacks or mistypes.
 
     Args:
+        found: the file's schema.
+        wanted: the columns that must be there; others may stand beside them.
         where: the file, for the sentence.
         then: what to do about it, the sentence's end.
     """

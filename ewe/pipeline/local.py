@@ -1,0 +1,175 @@
+"""The embedded engine: DuckDB runs sql/grants.sql, the very text BigQuery runs, over local Parquet."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import sqlglot
+from sqlglot import exp
+
+from ewe.errors import DataError, UsageError
+from ewe.pipeline import schema
+from ewe.progress import bar
+from ewe.store import Store, sha256_json
+
+TABLE = "_publications"  # the name the table has inside DuckDB
+BATCH_BYTES = 64 << 20  # of publications a query sees at once: keeps memory flat whatever the input's size
+UNIT_ROWS = 20_000  # rows of input one finished part covers, so that a killed run repeats no more
+MADE_UP = b"ewe.made_up"  # Parquet key that marks `ewe-data sample`'s files
+
+
+def read_sql(name: str) -> str:
+    """The GoogleSQL text of sql/NAME.sql."""
+    return resources.files("ewe.sql").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+def to_duckdb(sql: str) -> str:
+    """GoogleSQL over the publications table -> DuckDB's dialect over TABLE, parameters kept ($name).
+
+    Raises:
+        sqlglot.errors.UnsupportedError: a construct that DuckDB cannot express.
+    """
+    tree = sqlglot.parse_one(sql, read="bigquery")
+    for table in list(tree.find_all(exp.Table)):
+        if table.name == "publications":
+            table.replace(exp.to_table(TABLE))
+    return tree.sql(dialect="duckdb", comments=False, unsupported_level=sqlglot.ErrorLevel.RAISE)
+
+
+class ParquetEngine:
+    """Grants from Parquet in the publications table's own schema (or the columns of it the query reads).
+
+    Args:
+        source: a Parquet file, or a folder of them.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
+        if not source.exists():
+            raise UsageError(f"{source} does not exist; give --input a Parquet file or a folder of them.")
+        if not self.files:
+            raise DataError(f"{source} holds no .parquet file; give --input the folder of your export.")
+        self.footers = [_footer(path) for path in self.files]
+        self.sql = read_sql("grants")
+        self._batch_months: dict[str, list[str]] = {}
+
+    def config(self) -> dict[str, Any]:
+        """What decides the result: the query, and the input files by size and footer."""
+        footers = [
+            [
+                path.name,
+                path.stat().st_size,
+                [footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)],
+            ]
+            for path, footer in zip(self.files, self.footers, strict=True)
+        ]
+        return {"source": "parquet", "sql_sha256": sha256_json(self.sql), "input_sha256": sha256_json(footers)}
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest says of the source."""
+        return {
+            "input_rows": sum(footer.num_rows for footer in self.footers),
+            "made_up": any(MADE_UP in (footer.metadata or {}) for footer in self.footers),
+        }
+
+    def scan(self, store: Store, start: dt.date, end: dt.date) -> None:
+        """Run the query once over the input, a few row groups at a time, into hidden parts of RAW."""
+        window = {"start_date": start, "end_date": end}
+        units = self._units()
+        with bar("scan", self.facts()["input_rows"], "rows") as advance, duckdb.connect() as connection:
+            query = to_duckdb(self.sql)
+            for part, (path, groups, rows) in enumerate(units):
+                name = f".scan/{part:05d}.arrow"
+                if not store.has(name):
+                    with store.write(name) as temporary, pa.OSFile(str(temporary), "wb") as sink:
+                        _write_by_month(sink, self._query(connection, query, window, path, groups))
+                advance(rows)
+
+    def read(self, store: Store, month: str) -> pa.Table:
+        """The scanned grants of one month ("2006-01"), in schema.RAW, in no order."""
+        batches = []
+        for name, months in self._months(store).items():
+            if month in months:
+                with pa.memory_map(str(store.folder / name)) as file:
+                    reader = pa.ipc.open_file(file)
+                    batches += [reader.get_batch(index) for index, each in enumerate(months) if each == month]
+        return pa.Table.from_batches(batches, schema.RAW)
+
+    def _months(self, store: Store) -> dict[str, list[str]]:
+        """Of each scanned part, the month each of its batches holds (read once, from the dates alone)."""
+        if not self._batch_months:
+            dates_only = pa.ipc.IpcReadOptions(included_fields=[schema.RAW.get_field_index("grant_date")])
+            for name in sorted(name for name in store.manifest["files"] if name.startswith(".scan/")):
+                with pa.memory_map(str(store.folder / name)) as file:
+                    reader = pa.ipc.open_file(file, options=dates_only)
+                    dates = [reader.get_batch(index).column(0)[0].as_py() for index in range(reader.num_record_batches)]
+                self._batch_months[name] = [f"{date:%Y-%m}" for date in dates]
+        return self._batch_months
+
+    def _units(self) -> list[tuple[Path, list[int], int]]:
+        """Consecutive row groups of one file, about UNIT_ROWS rows each."""
+        units = []
+        for path, footer in zip(self.files, self.footers, strict=True):
+            groups: list[int] = []
+            rows = 0
+            for index in range(footer.num_row_groups):
+                groups.append(index)
+                rows += footer.row_group(index).num_rows
+                if rows >= UNIT_ROWS or index == footer.num_row_groups - 1:
+                    units.append((path, groups, rows))
+                    groups, rows = [], 0
+        return units
+
+    def _query(
+        self, connection: duckdb.DuckDBPyConnection, query: str, window: dict[str, Any], path: Path, groups: list[int]
+    ) -> Iterator[pa.Table]:
+        """The query's rows over these row groups, a table for each bounded batch of input."""
+        columns = schema.PUBLICATIONS.names
+        try:
+            with pq.ParquetFile(path) as file:
+                footer = file.metadata
+                size = sum(footer.row_group(group).total_byte_size for group in groups)
+                rows = sum(footer.row_group(group).num_rows for group in groups)
+                batch_rows = min(max(BATCH_BYTES * rows // max(size, 1), 256), UNIT_ROWS)
+                for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns):
+                    connection.register(TABLE, pa.Table.from_batches([batch]))
+                    yield connection.sql(query, params=window).to_arrow_table()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise _broken(path, error) from None
+
+
+def _footer(path: Path) -> pq.FileMetaData:
+    """The file's footer, once its columns are found to be those of the publications table."""
+    try:
+        footer = pq.read_metadata(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _broken(path, error) from None
+    schema.check(
+        footer.schema.to_arrow_schema(), schema.PUBLICATIONS, str(path), "export the publications table's own columns"
+    )
+    return footer
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]}); export or copy it again.")
+
+
+def _write_by_month(sink: pa.NativeFile, tables: Iterator[pa.Table]) -> None:
+    """Write an Arrow file whose every batch holds grants of one month."""
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_file(sink, schema.RAW, options=options) as writer:
+        for table in tables:
+            if table["publication_number"].null_count:
+                raise DataError("A US grant of the input has no publication_number; export the table again.")
+            months = pc.strftime(table["grant_date"], format="%Y-%m")
+            for month in sorted(pc.unique(months).to_pylist()):
+                rows = table.filter(pc.equal(months, month)).cast(schema.RAW).combine_chunks()
+                writer.write_table(rows)
