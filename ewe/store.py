@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,6 +147,7 @@ class Store:
     def __init__(self, folder: Path, kind: str, config: Mapping[str, Any]) -> None:
         self.folder = folder
         self._lock = FileLock(folder / LOCK)
+        self._saving = threading.Lock()  # several threads may finish files at once
         # through JSON, so that tuples and lists, written and read, compare equal
         config = json.loads(json.dumps(config))
         self.manifest: dict[str, Any] = {
@@ -235,8 +237,10 @@ class Store:
     def record(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Name a published file in the manifest, with its size, sha256 and facts."""
         path = self.folder / name
-        self.manifest["files"][name] = {**(facts or {}), "size": path.stat().st_size, "sha256": sha256_file(path)}
-        self._save()
+        facts = {**(facts or {}), "size": path.stat().st_size, "sha256": sha256_file(path)}
+        with self._saving:
+            self.manifest["files"][name] = facts
+            self._save()
 
     def write_json(self, name: str, value: Any) -> None:
         """Write and record a JSON file."""

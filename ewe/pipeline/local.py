@@ -17,6 +17,7 @@ from sqlglot import exp
 
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import schema
+from ewe.pipeline.parts import read_keys, read_parts, write_parts
 from ewe.progress import bar
 from ewe.store import Store, sha256_json
 
@@ -59,7 +60,7 @@ class ParquetEngine:
             raise DataError(f"{source} holds no .parquet file; give --input the folder of your export.")
         self.footers = [_footer(path) for path in self.files]
         self.sql = read_sql("grants")
-        self._batch_months: dict[str, list[str]] = {}
+        self._keys: dict[Path, list[str]] = {}  # of each scanned part, the month of each of its batches
 
     def config(self) -> dict[str, Any]:
         """What decides the result: the query, and the input files by size and footer."""
@@ -89,30 +90,17 @@ class ParquetEngine:
             for part, (path, groups, rows) in enumerate(units):
                 name = f".scan/{part:05d}.arrow"
                 if not store.has(name):
-                    with store.write(name) as temporary, pa.OSFile(str(temporary), "wb") as sink:
-                        _write_by_month(sink, self._query(connection, query, window, path, groups))
+                    with store.write(name) as temporary:
+                        write_parts(temporary, schema.RAW, self._query(connection, query, window, path, groups))
                 advance(rows)
 
     def read(self, store: Store, month: str) -> pa.Table:
         """The scanned grants of one month ("2006-01"), in schema.RAW, in no order."""
-        batches = []
-        for name, months in self._months(store).items():
-            if month in months:
-                with pa.memory_map(str(store.folder / name)) as file:
-                    reader = pa.ipc.open_file(file)
-                    batches += [reader.get_batch(index) for index, each in enumerate(months) if each == month]
+        if not self._keys:
+            names = sorted(name for name in store.manifest["files"] if name.startswith(".scan/"))
+            self._keys = {store.folder / name: read_keys(store.folder / name) for name in names}
+        batches = [batch for path, keys in self._keys.items() for batch in read_parts(path, keys, month)]
         return pa.Table.from_batches(batches, schema.RAW)
-
-    def _months(self, store: Store) -> dict[str, list[str]]:
-        """Of each scanned part, the month each of its batches holds (read once, from the dates alone)."""
-        if not self._batch_months:
-            dates_only = pa.ipc.IpcReadOptions(included_fields=[schema.RAW.get_field_index("grant_date")])
-            for name in sorted(name for name in store.manifest["files"] if name.startswith(".scan/")):
-                with pa.memory_map(str(store.folder / name)) as file:
-                    reader = pa.ipc.open_file(file, options=dates_only)
-                    dates = [reader.get_batch(index).column(0)[0].as_py() for index in range(reader.num_record_batches)]
-                self._batch_months[name] = [f"{date:%Y-%m}" for date in dates]
-        return self._batch_months
 
     def _units(self) -> list[tuple[Path, list[int], int]]:
         """Consecutive row groups of one file, about UNIT_ROWS rows each."""
@@ -130,8 +118,8 @@ class ParquetEngine:
 
     def _query(
         self, connection: duckdb.DuckDBPyConnection, query: str, window: dict[str, Any], path: Path, groups: list[int]
-    ) -> Iterator[pa.Table]:
-        """The query's rows over these row groups, a table for each bounded batch of input."""
+    ) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """The query's rows over these row groups and their months, a table for each bounded batch of input."""
         columns = schema.PUBLICATIONS.names
         try:
             with pq.ParquetFile(path) as file:
@@ -141,7 +129,10 @@ class ParquetEngine:
                 batch_rows = min(max(BATCH_BYTES * rows // max(size, 1), 256), UNIT_ROWS)
                 for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns):
                     connection.register(TABLE, pa.Table.from_batches([batch]))
-                    yield connection.sql(query, params=window).to_arrow_table()
+                    grants = connection.sql(query, params=window).to_arrow_table()
+                    if grants["publication_number"].null_count:
+                        raise DataError(f"{path}: a US grant has no publication_number; export the table again.")
+                    yield grants, pc.strftime(grants["grant_date"], format="%Y-%m")
         except (pa.ArrowInvalid, OSError) as error:
             raise _broken(path, error) from None
 
@@ -160,16 +151,3 @@ def _footer(path: Path) -> pq.FileMetaData:
 
 def _broken(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]}); export or copy it again.")
-
-
-def _write_by_month(sink: pa.NativeFile, tables: Iterator[pa.Table]) -> None:
-    """Write an Arrow file whose every batch holds grants of one month."""
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(sink, schema.RAW, options=options) as writer:
-        for table in tables:
-            if table["publication_number"].null_count:
-                raise DataError("A US grant of the input has no publication_number; export the table again.")
-            months = pc.strftime(table["grant_date"], format="%Y-%m")
-            for month in sorted(pc.unique(months).to_pylist()):
-                rows = table.filter(pc.equal(months, month)).cast(schema.RAW).combine_chunks()
-                writer.write_table(rows)

@@ -1,0 +1,59 @@
+"""Hidden parts: Arrow files whose every batch belongs to one key, read back key by key.
+
+This is how rows change their order in flat memory: written as they come, a bounded batch at a time,
+and gathered later by month, split or day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+KEY = "part_key"  # the column that holds a batch's key, constant in it
+
+
+def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, pa.Array]]) -> dict[str, int]:
+    """Write tables to one file, each cut into batches by its rows' keys; rows keep their order.
+
+    Args:
+        path: the file (a temporary name of the store's).
+        schema: what every table is cast to.
+        tables: each with a string array of its rows' keys.
+
+    Returns:
+        Rows by key, keys sorted.
+    """
+    rows: dict[str, int] = {}
+    keyed = schema.append(pa.field(KEY, pa.string()))
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, keyed, options=options) as writer:
+        for table, keys in tables:
+            for key in sorted(pc.unique(keys).to_pylist()):
+                chosen = table.filter(pc.equal(keys, key)).cast(schema)
+                chosen = chosen.append_column(KEY, pa.repeat(pa.scalar(key, pa.string()), chosen.num_rows))
+                writer.write_table(chosen.combine_chunks())
+                rows[key] = rows.get(key, 0) + chosen.num_rows
+    return dict(sorted(rows.items()))
+
+
+def read_keys(path: Path) -> list[str]:
+    """The key of each batch of a part, in the file's order; reads nothing else of it."""
+    with pa.memory_map(str(path)) as file:
+        fields = pa.ipc.open_file(file).schema
+        options = pa.ipc.IpcReadOptions(included_fields=[fields.get_field_index(KEY)])
+        reader = pa.ipc.open_file(file, options=options)
+        return [reader.get_batch(index).column(0)[0].as_py() for index in range(reader.num_record_batches)]
+
+
+def read_parts(path: Path, keys: list[str], key: str) -> Iterator[pa.RecordBatch]:
+    """The batches of one key, in the order they were written; `keys` is what `read_keys(path)` gave."""
+    if key not in keys:
+        return
+    with pa.memory_map(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        for index, each in enumerate(keys):
+            if each == key:
+                yield reader.get_batch(index).drop_columns([KEY])
