@@ -1,0 +1,121 @@
+"""The elementwise embedding against the paper's formula, letter by letter, and against nn.Embedding."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ewe.embedding import ElementwiseEmbedding, attention_mask
+
+cuda = pytest.param(
+    "cuda",
+    marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")],
+)
+
+
+def draw_ids(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 249, shape, dtype=np.uint8))
+
+
+def by_hand(embedding: ElementwiseEmbedding, ids: torch.Tensor) -> torch.Tensor:
+    """e(i) letter by letter, as section 3.2 of the paper writes it, p = i*v + j."""
+    rows = []
+    for text in ids.tolist():
+        words = []
+        for i, word in enumerate(text):
+            letters = []
+            for j, letter in enumerate(word):
+                element = embedding.elements[letter]
+                if embedding.letters is not None:
+                    element = element + embedding.letters[i * embedding.v + j]
+                letters.append(element)
+            e = torch.cat(letters)
+            words.append(e if embedding.words is None else e + embedding.words[i])
+        rows.append(torch.stack(words))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("focus", [True, False])
+@pytest.mark.parametrize("n", [5, 7])
+def test_equals_the_papers_formula(focus: bool, n: int):
+    embedding = ElementwiseEmbedding(u=7, v=4, c=3, focus=focus)
+    ids = draw_ids((2, n, 4))
+    torch.testing.assert_close(embedding(ids), by_hand(embedding, ids))
+    assert embedding(ids).shape == (2, n, 12)
+
+
+def test_every_letter_has_its_own_position():
+    u, v = 128, 16
+    positions = {i * v + j for i in range(u) for j in range(v)}
+    printed = {(i * j) + j for i in range(u) for j in range(v)}
+    assert len(positions) == 2048
+    assert len(printed) == 915  # why the printed formula is not what is built
+
+
+def test_table_1_embedding_sizes():
+    embedding = ElementwiseEmbedding(u=128, v=16, c=48)
+    sizes = {name: p.numel() for name, p in embedding.named_parameters()}
+    assert sizes == {"elements": 12_288, "letters": 98_304, "words": 98_304}
+    assert [name for name, _ in ElementwiseEmbedding(128, 16, 48, focus=False).named_parameters()] == ["elements"]
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
+def test_gradients_equal_nn_embedding(batch: int, u: int, v: int, c: int, seed: int):
+    embedding = ElementwiseEmbedding(u, v, c)
+    peer = nn.Embedding(256, c, padding_idx=0)
+    with torch.no_grad():
+        peer.weight.copy_(embedding.elements)
+    ids = draw_ids((batch, u, v), seed) // 40  # few distinct letters, many duplicates, much padding
+    weights = torch.randn(batch, u, v * c, generator=torch.Generator().manual_seed(seed))
+    (embedding(ids) * weights).sum().backward()
+    (peer(ids.long()).flatten(-2) * weights).sum().backward()
+    torch.testing.assert_close(embedding.elements.grad, peer.weight.grad)
+    torch.testing.assert_close(embedding.words.grad, weights.sum(0))
+    torch.testing.assert_close(embedding.letters.grad.view(u, v * c), weights.sum(0))
+
+
+@pytest.mark.parametrize("device", ["cpu", cuda])
+def test_gradient_of_a_whole_batch(device: str):
+    embedding = ElementwiseEmbedding(128, 16, 8, focus=False).to(device)
+    ids = draw_ids((32, 128, 16)).to(device)
+    gradient = torch.randn(32, 128, 128, device=device)
+    embedding(ids).backward(gradient)
+    slow = np.zeros((256, 8))
+    np.add.at(slow, ids.cpu().numpy().reshape(-1), gradient.cpu().numpy().reshape(-1, 8))
+    slow[0] = 0
+    np.testing.assert_allclose(embedding.elements.grad.cpu(), slow, rtol=1e-4, atol=1e-4)
+
+
+def test_padding_stays_zero_through_training():
+    embedding = ElementwiseEmbedding(4, 4, 2)
+    optimizer = torch.optim.AdamW(embedding.parameters(), lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        embedding(draw_ids((2, 4, 4)) % 3).square().sum().backward()
+        optimizer.step()
+    assert not embedding.elements[0].any()
+    assert embedding.elements[1].any()
+
+
+def test_fold_changes_nothing():
+    embedding = ElementwiseEmbedding(6, 4, 3)
+    ids = draw_ids((3, 5, 4))
+    before = embedding(ids)
+    assert torch.equal(embedding.fold()(ids), before)
+    assert torch.equal(embedding.fold()(ids), before)
+    assert {name for name, _ in embedding.named_parameters()} == {"elements", "words"}
+    plain = ElementwiseEmbedding(6, 4, 3, focus=False)
+    assert torch.equal(plain(ids), plain.fold()(ids))
+
+
+def test_uint8_and_int64_ids_are_the_same():
+    embedding = ElementwiseEmbedding(6, 4, 3)
+    ids = draw_ids((2, 6, 4))
+    assert torch.equal(embedding(ids), embedding(ids.long()))
+
+
+def test_attention_mask_is_the_first_letter():
+    ids = torch.tensor([[[1, 0], [70, 0], [0, 0]], [[1, 0], [0, 5], [0, 0]]], dtype=torch.uint8)
+    assert attention_mask(ids).tolist() == [[True, True, False], [True, False, False]]
