@@ -52,6 +52,8 @@ class ParquetEngine:
         source: a Parquet file, or a folder of them.
     """
 
+    columns = schema.RAW
+
     def __init__(self, source: Path) -> None:
         self.files = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
         if not source.exists():
@@ -94,13 +96,14 @@ class ParquetEngine:
                         write_parts(temporary, schema.RAW, self._query(connection, query, window, path, groups))
                 advance(rows)
 
-    def read(self, store: Store, month: str) -> pa.Table:
-        """The scanned grants of one month ("2006-01"), in schema.RAW, in no order."""
+    def read(self, store: Store, month: str) -> Iterator[pa.Table]:
+        """The scanned grants of one month ("2006-01"), in no order, a bounded table at a time."""
         if not self._keys:
             names = sorted(name for name in store.manifest["files"] if name.startswith(".scan/"))
             self._keys = {store.folder / name: read_keys(store.folder / name) for name in names}
-        batches = [batch for path, keys in self._keys.items() for batch in read_parts(path, keys, month)]
-        return pa.Table.from_batches(batches, schema.RAW)
+        for path, keys in self._keys.items():
+            for batch in read_parts(path, keys, month):
+                yield pa.Table.from_batches([batch]).cast(self.columns)
 
     def _units(self) -> list[tuple[Path, list[int], int]]:
         """Consecutive row groups of one file, about UNIT_ROWS rows each."""
