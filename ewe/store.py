@@ -180,11 +180,9 @@ class Store:
             if found.get("kind") != self.manifest["kind"]:
                 raise DataError(f"{self.folder} already is a {found.get('kind')} folder; use another --out.")
             self._refuse_other(found["config"])
-            self.manifest = found
-            self.manifest["files"] = {
-                name: record for name, record in found["files"].items() if self._whole(name, record)
-            }
-            self.manifest["complete"] &= len(self.manifest["files"]) == len(found["files"])
+            whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
+            complete = found["complete"] and len(whole) == len(found["files"])
+            self.manifest = found | {"files": whole, "complete": complete}
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty --out.")
         for left_over in self.folder.rglob(".*.tmp"):
@@ -204,7 +202,17 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, DataError) and all(name.startswith(".") for name in self.manifest["files"]):
+            self._discard()
         self._lock.release()
+        if not any(entry.name != LOCK for entry in self.folder.iterdir()):
+            _remove(self.folder)
+
+    def _discard(self) -> None:
+        """Bad input has made nothing final: leave no state behind that another try would stumble on."""
+        empty = {entry.name for entry in self.folder.iterdir() if entry.is_dir() and not any(entry.iterdir())}
+        for name in {name.split("/")[0] for name in self.manifest["files"]} | {MANIFEST} | empty:
+            _remove(self.folder / name)
 
     @property
     def finished(self) -> bool:
@@ -264,9 +272,9 @@ class Store:
         return self.manifest
 
     def _save(self) -> None:
-        files = self.manifest.pop("files")  # last in the file: the facts stay on a person's first screen
-        self.manifest["files"] = files
-        publish_json(self.folder / MANIFEST, self.manifest)
+        # files last: the facts stay on a person's first screen
+        facts = {name: value for name, value in self.manifest.items() if name != "files"}
+        publish_json(self.folder / MANIFEST, {**facts, "files": self.manifest["files"]})
 
 
 def verify(folder: Path) -> dict[str, int]:

@@ -11,3 +11,6 @@
 
 Each step is a plain function on a frame; reading and writing happen at the edges only.
 """
+
+if __name__ == "pipeline":  # the link at the repository's root, there for readers
+    raise ImportError("pipeline at the root is a link; import ewe.pipeline.")

@@ -48,12 +48,21 @@ def read_keys(path: Path) -> list[str]:
         return [reader.get_batch(index).column(0)[0].as_py() for index in range(reader.num_record_batches)]
 
 
-def read_parts(path: Path, keys: list[str], key: str) -> Iterator[pa.RecordBatch]:
-    """The batches of one key, in the order they were written; `keys` is what `read_keys(path)` gave."""
+def read_parts(path: Path, keys: list[str], key: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The batches of one key, in the order they were written.
+
+    Args:
+        path: the part.
+        keys: what `read_keys(path)` gave.
+        key: whose batches.
+        columns: which columns to decode, in the file's order; all where None.
+    """
     if key not in keys:
         return
     with pa.memory_map(str(path)) as file:
-        reader = pa.ipc.open_file(file)
+        names = pa.ipc.open_file(file).schema.names
+        chosen = [index for index, name in enumerate(names) if name != KEY and (columns is None or name in columns)]
+        reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))
         for index, each in enumerate(keys):
             if each == key:
-                yield reader.get_batch(index).drop_columns([KEY])
+                yield reader.get_batch(index)

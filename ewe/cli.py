@@ -1,0 +1,211 @@
+"""The two commands, `ewe-data` and `ewe`: paths in, one call, one summary out.
+
+What they do lives in the functions they call; heavy libraries load only inside a command.
+"""
+
+import datetime as dt
+import functools
+import inspect
+import json
+import signal
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+if __name__ == "cli":  # the link at the repository's root, there for readers
+    raise ImportError("cli at the root is a link; import ewe.cli.")
+
+from ewe import __version__, progress
+from ewe.errors import EweError, UsageError
+
+EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "train"}  # module -> the extra that brings it
+SETTINGS: dict[str, Any] = {
+    "no_args_is_help": True,
+    "add_completion": False,
+    "rich_markup_mode": None,  # halves the time of --help
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
+
+data = typer.Typer(help="Patents from a SQL query to a relabeled dataset and its tensors.", **SETTINGS)
+ewe = typer.Typer(help="Train, evaluate and use models that read words as letters.", **SETTINGS)
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")]
+
+
+def _date(value: str | dt.date) -> dt.date:
+    return dt.date.fromisoformat(str(value))
+
+
+def _day(help_text: str) -> Any:
+    return typer.Option(parser=_date, metavar="YYYY-MM-DD", help=help_text)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@data.callback()
+@ewe.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _command(app: typer.Typer) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., dict[str, Any]]]:
+    """Register a function that returns a summary as a command with --json and --quiet and exit codes."""
+
+    def register(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        @functools.wraps(function)
+        def run(**options: Any) -> None:
+            as_json = options.pop("as_json")
+            progress.set_quiet(options.pop("quiet"))
+            signal.signal(signal.SIGTERM, _terminate)
+            summary = _run(function, options)
+            if summary.get("made_up"):
+                progress.say("These patents are made up: the figures show that the path works, nothing about patents.")
+            print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else _render(summary))
+
+        switches = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            for name, kind in (("as_json", Json), ("quiet", Quiet))
+        ]
+        signature = inspect.signature(function)
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *switches])  # type: ignore[attr-defined]
+        run.__annotations__ = {name: each.annotation for name, each in run.__signature__.parameters.items()}  # type: ignore[attr-defined]
+        app.command()(run)
+        return function
+
+    return register
+
+
+def _run(function: Callable[..., dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
+    """Call a command's function; a failure the user can mend is one sentence and its exit code."""
+    try:
+        return function(**options)
+    except EweError as error:
+        message, code = str(error), error.exit_code
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").split(".")[0])
+        if not extra:
+            raise
+        message, code = f"This needs {error.name}; run: pip install 'ewe-patents[{extra}]'.", UsageError.exit_code
+    except OSError as error:
+        message, code = f"{error.filename or 'A file'}: {error.strerror or error}; check the path and the disk.", 1
+    except KeyboardInterrupt:
+        message, code = "Interrupted; the same command goes on from here.", 130
+    print(f"error: {message}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def _terminate(*_: object) -> None:
+    print("error: Terminated; the same command goes on from here.", file=sys.stderr)
+    sys.exit(143)
+
+
+def _render(summary: dict[str, Any]) -> str:
+    """A summary as aligned lines for a person."""
+    width = max(len(name) for name in summary)
+    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_value(value)}" for name, value in summary.items())
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+# -- ewe-data ---------------------------------------------------------------------------------------------------------
+
+
+@_command(data)
+def sample(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    rows: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 5000,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other patents.")] = 0,
+) -> dict[str, Any]:
+    """Write a table of made-up patents in the shape of Google's publications table."""
+    from ewe.pipeline.sample import write_sample
+
+    return write_sample(out, rows=rows, seed=seed)
+
+
+class Source(StrEnum):
+    """Where grants come from."""
+
+    parquet = "parquet"
+
+
+@_command(data)
+def fetch(
+    out: Annotated[Path, typer.Option(help="Folder to write: RAW.")],
+    source: Annotated[Source | None, typer.Option(help="Where the grants come from.")] = None,
+    input_: Annotated[
+        Path | None, typer.Option("--input", help="Parquet file or folder in the publications table's columns.")
+    ] = None,
+    start: Annotated[dt.date, _day("First grant date.")] = dt.date(2006, 1, 1),
+    end: Annotated[dt.date, _day("Last grant date.")] = dt.date(2015, 12, 31),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be read; write nothing.")] = False,
+) -> dict[str, Any]:
+    """Fetch the US utility grants of a window into RAW, a Parquet shard a month."""
+    from ewe.pipeline.fetch import fetch_grants, plan
+
+    engine = _engine(source, input_)
+    return plan(engine, start=start, end=end) if dry_run else fetch_grants(engine, out, start=start, end=end)
+
+
+def _engine(source: Source | None, path: Path | None) -> Any:
+    from ewe.pipeline.local import ParquetEngine
+
+    if source is None or path is None:
+        raise UsageError("Say where the grants come from: --source parquet --input FILE_OR_FOLDER.")
+    return ParquetEngine(path)
+
+
+class Scheme(StrEnum):
+    """Which classification."""
+
+    cpc = "cpc"
+    ipc = "ipc"
+
+
+@_command(data)
+def relabel(
+    raw: Annotated[Path, typer.Argument(help="Folder that fetch made.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: DATASET.")],
+    max_claims: Annotated[int, typer.Option(min=1, help="Claims to join.")] = 20,
+    scheme: Annotated[Scheme, typer.Option(help="Which codes to label by.")] = Scheme.cpc,
+    split: Annotated[
+        list[str] | None, typer.Option(help="NAME=FROM:TO by grant date, repeated; default: the paper's three.")
+    ] = None,
+) -> dict[str, Any]:
+    """Join the first claims and label each patent by the position of its codes."""
+    from ewe.pipeline.relabel import relabel_folder
+    from ewe.pipeline.split import parse_splits
+
+    splits = parse_splits(split or [])
+    return relabel_folder(raw, out, max_claims=max_claims, scheme=scheme.value, splits=splits)
+
+
+@_command(data)
+def verify(folder: Annotated[Path, typer.Argument(help="Any folder the commands made.")]) -> dict[str, Any]:
+    """Check every file of a folder against its manifest."""
+    from ewe import store
+
+    return {"folder": str(folder), **store.verify(folder)}

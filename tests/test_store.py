@@ -1,0 +1,188 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ewe.errors import DataError, EweError, IncompleteError
+from ewe.store import MANIFEST, Store, publish, read_manifest, sha256_file, verify
+
+
+def fill(store: Store, *names: str) -> None:
+    for name in names:
+        if not store.has(name):
+            with store.write(name, {"rows": 1}) as temporary:
+                temporary.write_text(name)
+
+
+def test_publish_leaves_nothing_when_the_block_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), publish(tmp_path / "a") as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_publish_replaces_a_whole_file_by_a_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with publish(tmp_path / "a") as temporary:
+        temporary.write_text("new")
+        assert (tmp_path / "a").read_text() == "old"
+
+    assert (tmp_path / "a").read_text() == "new"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_folder_is_published_whole(tmp_path: Path) -> None:
+    with publish(tmp_path / "step-1") as temporary:
+        (temporary / "deep").mkdir(parents=True)
+        (temporary / "deep" / "weights").write_bytes(b"1")
+
+    assert (tmp_path / "step-1" / "deep" / "weights").read_bytes() == b"1"
+
+
+def test_an_interrupted_run_resumes_and_a_finished_one_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    with pytest.raises(KeyboardInterrupt), Store(folder, "raw", {"a": 1}) as store:
+        fill(store, "one", ".work/two")
+        raise KeyboardInterrupt
+    with pytest.raises(IncompleteError, match="run the same"):
+        read_manifest(folder, "raw")
+    with Store(folder, "raw", {"a": 1}) as store:
+        assert not store.finished
+        assert store.has("one")
+        assert store.has(".work/two")
+        fill(store, "three")
+        store.finish(made_up=False)
+    with Store(folder, "raw", {"a": 1}) as store:
+        assert store.finished
+
+    assert sorted(read_manifest(folder, "raw")["files"]) == ["one", "three"]
+    assert not (folder / ".work").exists()
+
+
+def test_the_manifest_of_a_resumed_run_equals_that_of_one_run(tmp_path: Path) -> None:
+    for name, stops in (("whole", []), ("resumed", ["one", "two"])):
+        for stop in [*stops, None]:
+            try:
+                with Store(tmp_path / name, "raw", {"a": 1}) as store:
+                    for file in ("one", "two", "three"):
+                        fill(store, file)
+                        if file == stop:
+                            raise KeyboardInterrupt
+                    store.finish(rows=3)
+            except KeyboardInterrupt:
+                continue
+
+    assert (tmp_path / "whole" / MANIFEST).read_bytes() == (tmp_path / "resumed" / MANIFEST).read_bytes()
+
+
+def test_another_configuration_is_refused_with_what_differs(tmp_path: Path) -> None:
+    with Store(tmp_path / "raw", "raw", {"start": "2006-01-01", "end": "2015-12-31"}) as store:
+        fill(store, "one")
+    with (
+        pytest.raises(DataError, match="start was '2006-01-01' and is now '2005-01-01'") as refused,
+        Store(tmp_path / "raw", "raw", {"start": "2005-01-01", "end": "2015-12-31"}),
+    ):
+        pass
+
+    assert refused.value.exit_code == 3
+    assert "end" not in str(refused.value)
+
+
+def test_a_folder_of_another_kind_or_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "raw", "raw", {}) as store:
+        fill(store, "one")
+        store.finish()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"")
+
+    with pytest.raises(DataError, match="already is a raw folder"), Store(tmp_path / "raw", "dataset", {}):
+        pass
+    with pytest.raises(DataError, match="holds files but no manifest"), Store(tmp_path / "photos", "raw", {}):
+        pass
+    with pytest.raises(DataError, match="is a raw folder, not a dataset one"):
+        read_manifest(tmp_path / "raw", "dataset")
+    with pytest.raises(DataError, match="is not a raw folder"):
+        read_manifest(tmp_path / "photos", "raw")
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from ewe.store import Store\n"
+        "with Store(Path(sys.argv[1]), 'raw', {}): pass"
+    )
+    with Store(tmp_path / "raw", "raw", {}):
+        second = subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "raw")], capture_output=True, text=True, check=False
+        )
+
+    assert second.returncode != 0
+    assert "Another process is writing" in second.stderr
+
+
+def test_left_over_temporaries_go_and_a_cut_file_is_redone(tmp_path: Path) -> None:
+    folder = tmp_path / "raw"
+    with Store(folder, "raw", {}) as store:
+        fill(store, "one", "two")
+        store.finish()
+    (folder / ".three.tmp").write_text("half")
+    os.truncate(folder / "one", 1)
+
+    with pytest.raises(DataError, match="one is missing or cut short"):
+        read_manifest(folder, "raw")
+    with Store(folder, "raw", {}) as store:
+        assert not store.finished
+        assert not store.has("one")
+        assert store.has("two")
+        assert not (folder / ".three.tmp").exists()
+
+
+def test_bad_input_leaves_no_state_behind(tmp_path: Path) -> None:
+    with pytest.raises(DataError), Store(tmp_path / "raw", "raw", {}) as store:
+        fill(store, ".work/one")
+        raise DataError("no grant in the window")
+
+    assert not (tmp_path / "raw").exists()
+
+
+def test_verify_names_what_changed(tmp_path: Path) -> None:
+    with Store(tmp_path / "raw", "raw", {}) as store:
+        fill(store, "one", "two")
+        store.finish()
+    assert verify(tmp_path / "raw") == {"files": 2, "bytes": 6}
+
+    data = bytearray((tmp_path / "raw" / "two").read_bytes())
+    data[1] ^= 1
+    (tmp_path / "raw" / "two").write_bytes(data)
+    with pytest.raises(DataError, match=r"two missing or changed"):
+        verify(tmp_path / "raw")
+    with pytest.raises(DataError, match="has no manifest"):
+        verify(tmp_path)
+
+
+def test_a_broken_manifest_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text('{"kind": "raw", ')
+
+    with pytest.raises(DataError, match="is not valid JSON"):
+        read_manifest(tmp_path, "raw")
+
+
+def test_a_path_that_cannot_be_a_folder_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(EweError, match="Cannot write to"), Store(tmp_path / "file" / "raw", "raw", {}):
+        pass
+
+
+def test_records_hold_size_rows_and_sha256(tmp_path: Path) -> None:
+    with Store(tmp_path / "raw", "raw", {}) as store:
+        fill(store, "one")
+        store.write_json("two.json", {"é": 1})
+        store.finish()
+    files = json.loads((tmp_path / "raw" / MANIFEST).read_text())["files"]
+
+    assert files["one"] == {"rows": 1, "size": 3, "sha256": sha256_file(tmp_path / "raw" / "one")}
+    assert (tmp_path / "raw" / "two.json").read_text(encoding="utf-8") == '{\n  "é": 1\n}\n'
