@@ -185,7 +185,8 @@ def test_every_file_has_the_columns_of_the_schema(tmp_path: Path) -> None:
 
     for path in sorted((tmp_path / "dataset").glob("*/*.parquet")):
         assert pq.read_schema(path).equals(schema.DATASET, check_metadata=False), path
-        assert pq.read_metadata(path).row_group(0).column(0).has_offset_index or not pq.read_metadata(path).num_rows
+        footer = pq.read_metadata(path)
+        assert all(footer.row_group(index).column(0).has_offset_index for index in range(footer.num_row_groups))
     assert len(list((tmp_path / "dataset").glob("*/*.parquet"))) == 6  # an empty split has a shard too
 
 
@@ -294,7 +295,8 @@ def test_load_dataset_is_right_at_once(tmp_path: Path, recwarn: pytest.WarningsR
     relabel_folder(make_raw(tmp_path, some_rows()), tmp_path / "dataset")
 
     loaded = datasets.load_dataset(str(tmp_path / "dataset"), cache_dir=str(tmp_path / "cache"))
-    assert {name: split.num_rows for name, split in loaded.items()} == {"train": 2, "test_2015a": 1, "test_2015b": 0}
+    # the library cannot read a split without rows, so the empty test_2015b is not offered to it
+    assert {name: split.num_rows for name, split in loaded.items()} == {"train": 2, "test_2015a": 1}
     assert loaded["train"].features["labels"].feature.names[:2] == ["First-A01B", "First-G06Q"]
     unordered = datasets.load_dataset(str(tmp_path / "dataset"), "unordered", cache_dir=str(tmp_path / "cache"))
     assert unordered["train"].num_rows == 3

@@ -11,12 +11,13 @@ from ewe.pipeline import schema
 _DTYPES = {pa.string(): "string", pa.date32(): "date32", pa.int16(): "int16", pa.int32(): "int32", pa.bool_(): "bool"}
 
 
-def front_matter(folder: Path, splits: list[str], labels: dict[str, list[str]], *, made_up: bool) -> str:
+def front_matter(folder: Path, rows: dict[str, dict[str, int]], labels: dict[str, list[str]], *, made_up: bool) -> str:
     """The text of README.md as relabel leaves it.
 
     Args:
         folder: the dataset, for its name.
-        splits: their names, in order.
+        rows: by config ("relabeled", "no_first") and split; `load_dataset` cannot read a split
+            without rows, so such a one is not offered to it.
         labels: label names by kind, "position" and "unordered".
         made_up: whether the patents are.
     """
@@ -25,7 +26,7 @@ def front_matter(folder: Path, splits: list[str], labels: dict[str, list[str]], 
     lines = ["---", "license: cc-by-4.0", "task_categories: [text-classification]", "configs:"]
     for config, folders in configs.items():
         lines += [f"- config_name: {config}", *(["  default: true"] if config == "relabeled" else []), "  data_files:"]
-        for split in splits:
+        for split in [split for split in rows["relabeled"] if any(rows[each][split] for each in folders)]:
             lines += [f"  - split: {split}", "    path:", *(f"    - {each}/{split}-*.parquet" for each in folders)]
     lines.append("dataset_info:")
     for config in configs:

@@ -150,16 +150,16 @@ def relabel_folder(
                 advance()
         _write_dropped(store, parts)
         _assert_nothing_lost(store, source["rows"])
-        for split in splits:
-            if not parts.rows("relabeled", split):
-                warn(f"no row in split {split}; its shard is empty.")
+        rows = {config_name: {split: parts.rows(config_name, split) for split in splits} for config_name in CONFIGS}
+        for split in [split for split, count in rows["relabeled"].items() if not count]:
+            warn(f"no row in split {split}; its shard is empty and load_dataset is not offered it.")
         counts = stats.count_labels(store, labels, list(splits))
         store.write_json("labels.json", {"scheme": scheme, **_with_counts(labels, counts)})
         store.write_json(
             "stats.json", stats.summarize(store, counts, list(splits), several_first=parts.fact("several_first"))
         )
         made_up = bool(source["made_up"])
-        store.write_text("README.md", card.front_matter(out, list(splits), labels, made_up=made_up))
+        store.write_text("README.md", card.front_matter(out, rows, labels, made_up=made_up))
         made_with = {name: version(name) for name in ("ewe-patents", "polars", "pyarrow", "numba")}
         store.finish(rows=source["rows"], made_up=made_up, made_with=made_with)
         return _summary(store)
@@ -356,15 +356,15 @@ def _write_dropped(store: Store, parts: Parts) -> None:
     if store.has(name):
         return
     reasons = sorted({key for keys in parts.keys for key in keys if key.startswith("dropped/")})
-    tables = [
-        pa.Table.from_batches(
-            parts.read(key, columns=["publication_number"]), pa.schema([PART.field(0)])
-        ).append_column("reason", pa.repeat(key.removeprefix("dropped/"), parts.rows(*key.split("/"))))
+    rows = [
+        (number, key.removeprefix("dropped/"))
         for key in reasons
+        for batch in parts.read(key, columns=["publication_number"])
+        for number in batch.column(0).to_pylist()
     ]
-    table = pa.concat_tables([schema.DROPPED.empty_table(), *(table.cast(schema.DROPPED) for table in tables)])
-    with store.write(name, {"rows": table.num_rows}) as temporary:
-        pq.write_table(table.sort_by("publication_number"), temporary, compression="zstd", write_page_index=True)
+    table = pl.DataFrame(sorted(rows), schema=schema.DROPPED.names, orient="row").cast(pl.String).to_arrow()
+    with store.write(name, {"rows": len(rows)}) as temporary:
+        pq.write_table(table.cast(schema.DROPPED), temporary, compression="zstd", write_page_index=True)
 
 
 def _assert_nothing_lost(store: Store, rows: int) -> None:
