@@ -237,6 +237,7 @@ class Store:
             facts: what the manifest says of the file beside size and sha256 ("rows", ...); the
                 caller may fill it inside the block.
         """
+        self._begin()
         path = self.folder / name
         with publish(path) as temporary:
             yield temporary
@@ -252,13 +253,22 @@ class Store:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write and record a JSON file."""
+        self._begin()
         publish_json(self.folder / name, value)
         self.record(name)
 
     def write_text(self, name: str, text: str) -> None:
         """Write and record a text file."""
+        self._begin()
         publish_text(self.folder / name, text)
         self.record(name)
+
+    def forget(self, name: str) -> None:
+        """Take a finished file back: out of the manifest first, then off the disk."""
+        with self._saving:
+            del self.manifest["files"][name]
+            self._save()
+        _remove(self.folder / name)
 
     def finish(self, **facts: Any) -> dict[str, Any]:
         """Drop working state, mark the folder complete and return the manifest with these facts in it."""
@@ -270,6 +280,12 @@ class Store:
         for name in hidden:
             _remove(self.folder / name)
         return self.manifest
+
+    def _begin(self) -> None:
+        """Have a manifest before the first final name: a kill between the two must orphan nothing."""
+        with self._saving:
+            if not (self.folder / MANIFEST).is_file():
+                self._save()
 
     def _save(self) -> None:
         # files last: the facts stay on a person's first screen
