@@ -133,7 +133,7 @@ def relabel_folder(
         if store.finished:
             say(f"{out} is finished already.")
             return _summary(store)
-        months = sorted(source["files"])
+        months = sorted(name for name in source["files"] if name.startswith("grants-"))
 
         def write_part(month: str) -> int:
             _write_part(store, raw / month, max_claims, scheme, splits)
