@@ -29,6 +29,7 @@ LOCK = ".lock"
 MADE_BY = {  # what makes each kind of folder, for the sentence a user reads
     "table": "ewe-data sample",
     "raw": "ewe-data fetch",
+    "labels": "ewe-data fetch --labels-only",
     "dataset": "ewe-data relabel",
     "duplicates": "ewe-data dedup",
     "tensors": "ewe-data encode",

@@ -30,7 +30,7 @@ RUN_BYTES = 64 << 20  # of grants sorted in memory at once; a larger month goes 
 class Engine(Protocol):
     """A source of grants."""
 
-    columns: pa.Schema  # of what `read` yields: schema.RAW, or schema.LABELS
+    columns: pa.Schema  # of what `read` yields: schema.RAW (with an abstract, if asked for), or schema.LABELS
 
     def config(self) -> dict[str, Any]:
         """What decides its result, for the manifest: another value means another raw/."""
@@ -45,7 +45,10 @@ class Engine(Protocol):
         ...
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of the source: made_up, rows read, left out, billed, ..."""
+        """What the manifest says of the source: made_up, rows read, left out, billed, ...
+
+        Where it says `result_rows`, the shards must hold so many.
+        """
         ...
 
 
@@ -73,7 +76,7 @@ def fetch_labels(engine: Engine, out: Path, *, start: dt.date, end: dt.date) -> 
 def _fetch(engine: Engine, out: Path, kind: str, prefix: str, start: dt.date, end: dt.date) -> dict[str, Any]:
     if end < start:
         raise UsageError(f"The window ends ({end}) before it starts ({start}); swap --start and --end.")
-    columns = sha256_json(schema.describe(engine.columns))
+    columns = sha256_json([[field.name, str(field.type)] for field in engine.columns])
     config = {**engine.config(), "columns_sha256": columns, "start": start.isoformat(), "end": end.isoformat()}
     with Store(out, kind, config) as store:
         if store.finished:
@@ -90,7 +93,10 @@ def _fetch(engine: Engine, out: Path, kind: str, prefix: str, start: dt.date, en
         shards = _shards(store.manifest)
         if not shards:
             raise DataError(f"No US utility grant from {start} to {end} in the source; widen --start and --end.")
-        return _summary(out, store.finish(rows=sum(shards.values()), **engine.facts()))
+        rows, facts = sum(shards.values()), engine.facts()
+        if facts.get("result_rows", rows) != rows:
+            raise DataError(f"{out} holds {rows:,} of the result's {facts['result_rows']:,} rows; use another --out.")
+        return _summary(out, store.finish(rows=rows, **facts))
 
 
 def _write_shard(store: Store, name: str, columns: pa.Schema, tables: Iterable[pa.Table]) -> None:

@@ -62,6 +62,21 @@ _RAW = [
 
 RAW = pa.schema(_RAW)
 
+RAW_WITH_ABSTRACT = RAW.insert(
+    RAW.get_field_index("claims"), _field("abstract", pa.string(), "Abstract in English, where it was asked for")
+)
+
+# What sql/labels.sql gives: the labels without any text.
+LABELS = pa.schema(
+    [
+        _field("publication_number", pa.string(), "Country, number and kind: US-7654321-B2", nullable=False),
+        _field("grant_date", pa.date32(), "Day of grant", nullable=False),
+        _field("split", pa.string(), "The split its grant date falls in; null outside of all"),
+        _field("first", pa.string(), "Subclass of the first-listed CPC code; null where no code is flagged first"),
+        _field("later", pa.list_(pa.string()), "Subclasses of the other codes, sorted; empty where first is null"),
+    ]
+)
+
 DATASET = pa.schema(
     [field for field in _RAW if field.name != "claims"]
     + [
