@@ -4,7 +4,7 @@ export UV_COMPILE_BYTECODE = 1
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 BIN = .venv/bin
 
-.PHONY: setup demo lint test test-all bench clean
+.PHONY: setup demo lint test test-all bench constraints clean
 .DEFAULT_GOAL = test
 
 setup: .venv/ready
@@ -12,7 +12,8 @@ setup: .venv/ready
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[all]' --group test
+	$(BIN)/uv pip install --quiet --python $(BIN)/python \
+		--constraint constraints.txt --build-constraint constraints.txt --editable '.[all]' --group test
 	touch $@
 
 demo: setup
@@ -32,6 +33,14 @@ test-all: lint
 
 bench: setup
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
+
+constraints: setup  # torch stays at the version of the wheel that the test machines hold
+	echo 'torch==2.13.0' > .venv/torch.txt
+	{ echo '# Every version, for every platform and Python 3.11 to 3.13; `make constraints` makes it anew.'; \
+	  UV_FIND_LINKS= $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group test \
+	    --constraint .venv/torch.txt --no-header --no-annotate pyproject.toml; \
+	  $(BIN)/uv --version | sed -E 's/uv ([0-9.]+).*/uv==\1/'; } > .venv/constraints.txt
+	mv .venv/constraints.txt constraints.txt
 
 clean:
 	rm -rf .venv demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
