@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ if __name__ == "cli":  # the link at the repository's root, there for readers
     raise ImportError("cli at the root is a link; import ewe.cli.")
 
 from ewe import __version__, progress
+from ewe.config import PRESETS, TrainConfig
 from ewe.errors import EweError, UsageError
 
 EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "train"}  # module -> the extra that brings it
@@ -116,10 +118,15 @@ def _terminate(*_: object) -> None:
 def _render(summary: dict[str, Any]) -> str:
     """A summary as aligned lines for a person."""
     width = max(len(name) for name in summary)
-    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_value(value)}" for name, value in summary.items())
+    gap = "\n" + " " * (width + 2)
+    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_value(value, gap)}" for name, value in summary.items())
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, gap: str = ", ") -> str:
+    if isinstance(value, list):
+        return gap.join(map(_value, value))
+    if isinstance(value, dict) and any(isinstance(each, dict) for each in value.values()):
+        return gap.join(f"{name}: {_value(each)}" for name, each in value.items())
     if isinstance(value, dict):
         return ", ".join(f"{name} {_value(each)}" for name, each in value.items()) or "none"
     if isinstance(value, bool):
@@ -203,9 +210,126 @@ def relabel(
     return relabel_folder(raw, out, max_claims=max_claims, scheme=scheme.value, splits=splits)
 
 
+class Tokenizer(StrEnum):
+    """How a text becomes materials."""
+
+    whitespace = "whitespace"
+    bytes = "bytes"
+
+
+class Labels(StrEnum):
+    """Which labels of a dataset."""
+
+    position = "position"
+    unordered = "unordered"
+
+
+@_command(data)
+def encode(
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A dataset folder, or Parquet or JSON lines with text, label_names.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write: TENSORS.")],
+    words: Annotated[int, typer.Option(min=3, help="u, materials a text, [CLS] and [SEP] included.")] = 128,
+    letters: Annotated[int, typer.Option(min=1, help="v, letters a material.")] = 16,
+    tokenizer: Annotated[Tokenizer, typer.Option(help="What a material is.")] = Tokenizer.whitespace,
+    labels: Annotated[Labels, typer.Option(help="Of a dataset: by position, or without it.")] = Labels.position,
+) -> dict[str, Any]:
+    """Encode texts as memory-mapped byte tensors."""
+    from ewe.pipeline.encode import encode_folder
+
+    how: dict[str, Any] = {"tokenizer": tokenizer.value, "labels": labels.value}
+    return encode_folder(source, out, words=words, letters=letters, **how)
+
+
 @_command(data)
 def verify(folder: Annotated[Path, typer.Argument(help="Any folder the commands made.")]) -> dict[str, Any]:
     """Check every file of a folder against its manifest."""
     from ewe import store
 
     return {"folder": str(folder), **store.verify(folder)}
+
+
+# -- ewe --------------------------------------------------------------------------------------------------------------
+
+
+def _with_training_options(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Give a command one option for each field of TrainConfig; None, its default, leaves the preset's."""
+    own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = []
+    for field in fields(TrainConfig):
+        kind: Any = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
+        help_text = f"{field.metadata['help']}  [paper: {str(field.default).lower()}]"
+        annotation = Annotated[kind | None, typer.Option(help=help_text)]
+        options.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    function.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    return function
+
+
+@_command(ewe)
+@_with_training_options
+def train(
+    tensors: Annotated[Path, typer.Argument(help="Folder that encode made.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: RUN.")],
+    preset: Annotated[str, typer.Option(help=f"Which recipe to start from: {', '.join(PRESETS)}.")] = "paper",
+    **choices: Any,
+) -> dict[str, Any]:
+    """Train a model; the same command again resumes."""
+    from ewe.train import train_model
+
+    return train_model(tensors, out, preset=preset, **choices)
+
+
+Run = Annotated[Path, typer.Argument(help="Folder that train made.")]
+Split = Annotated[str | None, typer.Option(help="One split; default: all but train.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
+
+
+@_command(ewe)
+def evaluate(
+    run: Run,
+    tensors: Annotated[Path, typer.Argument(help="Folder that encode made.")],
+    split: Split = None,
+    threshold: Annotated[float | None, typer.Option(help="Of a predicted label; default: the run's.")] = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+) -> dict[str, Any]:
+    """Evaluate a run: micro and macro F1, First and Later apart, each label."""
+    from ewe.evaluate import evaluate_run
+
+    return evaluate_run(run, tensors, split=split, threshold=threshold, device=device, precision=precision)
+
+
+@_command(ewe)
+def predict(
+    run: Run,
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="INPUT", help="tensors/, text or JSON lines, - for stdin, or Parquet (text or claims)."),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl or .parquet.")],
+    top_k: Annotated[int | None, typer.Option(help="The k best labels; default: those above the threshold.")] = None,
+    split: Split = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+) -> dict[str, Any]:
+    """Predict the labels of texts or raw claims."""
+    from ewe.predict import predict_file
+
+    return predict_file(run, source, out, top_k=top_k, split=split, device=device, precision=precision)
+
+
+@_command(ewe)
+def info(
+    run: Annotated[Path | None, typer.Argument(help="Folder that train made; none: the paper's Table 1.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every model.")] = False,
+    model: Annotated[str, typer.Option(help="Which model, without a RUN.")] = "bert-ewe",
+    labels: Annotated[int, typer.Option(min=1, help="L, without a RUN.")] = 1328,
+) -> dict[str, Any]:
+    """Say what a run is, or how large a model is beside the paper's Table 1."""
+    from ewe import models
+
+    return models.info_run(run) if run else models.info(None if every else model, labels)

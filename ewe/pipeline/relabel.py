@@ -140,8 +140,8 @@ def relabel_folder(
             return int(source["files"][month]["rows"])
 
         with bar("relabel", source["rows"], "rows") as advance, ThreadPoolExecutor(WORKERS) as pool:
-            for rows in pool.map(write_part, months):
-                advance(rows)
+            for finished in pool.map(write_part, months):
+                advance(finished)
         parts = Parts(store, months)
         labels = _vocabularies(parts, scheme, splits)
         shards = [shard for config_name in CONFIGS for split in splits for shard in _shards(parts, config_name, split)]
