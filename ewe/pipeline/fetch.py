@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ewe.errors import DataError, UsageError
-from ewe.pipeline import schema
+from ewe.pipeline.checks import check_shards
+from ewe.pipeline.runs import merge, refuse_twice, row_groups, sorted_runs
 from ewe.progress import bar, say
 from ewe.store import Store, sha256_json
 
 ROW_GROUP = 4096  # rows; small groups keep every later step's memory flat
-RUN_BYTES = 64 << 20  # of grants sorted in memory at once; a larger month goes through sorted runs on disk
 
 
 class Engine(Protocol):
@@ -96,13 +95,14 @@ def _fetch(engine: Engine, out: Path, kind: str, prefix: str, start: dt.date, en
         rows, facts = sum(shards.values()), engine.facts()
         if facts.get("result_rows", rows) != rows:
             raise DataError(f"{out} holds {rows:,} of the result's {facts['result_rows']:,} rows; use another --out.")
+        facts |= check_shards([out / name for name in shards], engine.columns, start, end)
         return _summary(out, store.finish(rows=rows, **facts))
 
 
 def _write_shard(store: Store, name: str, columns: pa.Schema, tables: Iterable[pa.Table]) -> None:
     """Write a month's rows by publication_number, ROW_GROUP at a time; nothing where there is no row."""
     with tempfile.TemporaryDirectory(prefix=".sort-", suffix=".tmp", dir=store.folder) as runs:
-        groups = _row_groups(_merge(_sorted_runs(tables, Path(runs))))
+        groups = row_groups(merge(sorted_runs(tables, Path(runs))), ROW_GROUP)
         first = next(groups, None)
         if first is None:
             return
@@ -120,84 +120,9 @@ def _write_shard(store: Store, name: str, columns: pa.Schema, tables: Iterable[p
         ):
             last = None
             for table in itertools.chain([first], groups):
-                last = _refuse_twice(table["publication_number"], last)
+                last = refuse_twice(table["publication_number"], last)
                 writer.write_table(table, row_group_size=ROW_GROUP)
                 facts["rows"] += table.num_rows
-
-
-def _refuse_twice(numbers: pa.ChunkedArray, last: pa.Scalar | None) -> pa.Scalar:
-    """The last of these sorted numbers, once none is found to equal the one before it."""
-    numbers = numbers.combine_chunks()
-    twice = numbers[1:].filter(pc.equal(numbers[1:], numbers[:-1])).to_pylist()
-    if numbers[0] == last or twice:
-        raise DataError(f"{twice[0] if twice else last} stands more than once in the source; export each once.")
-    return numbers[-1]
-
-
-# -- sorting in flat memory: runs sorted in memory, spilled where there are several, and merged -----------------------
-
-
-def _sorted_runs(tables: Iterable[pa.Table], folder: Path) -> list[Iterator[pa.Table]]:
-    """Runs of about RUN_BYTES, each sorted by publication_number; all but the last are read back from `folder`."""
-    runs: list[Iterator[pa.Table]] = []
-    pending: list[pa.Table] = []
-    for table in tables:
-        if pending and sum(each.nbytes for each in pending) + table.nbytes > RUN_BYTES:
-            runs.append(_spill(_sorted(pending), folder / f"{len(runs)}.arrow"))
-            pending = []
-        if table.num_rows:
-            pending.append(table)
-    return [*runs, iter([_sorted(pending)])] if pending else runs
-
-
-def _sorted(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).sort_by("publication_number")
-
-
-def _spill(table: pa.Table, path: Path) -> Iterator[pa.Table]:
-    """Write a sorted run; give back its reader, which holds one small batch at a time."""
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=ROW_GROUP // 16)
-    return _read_run(path)
-
-
-def _read_run(path: Path) -> Iterator[pa.Table]:
-    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            yield pa.Table.from_batches([batch])
-
-
-def _merge(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Sorted runs -> sorted tables: all rows up to the smallest of the heads' last numbers are final."""
-    heads = {run: head for run in runs if (head := next(run, None))}
-    while heads:
-        bound = min(head["publication_number"][-1].as_py() for head in heads.values())
-        final = []
-        for run, head in list(heads.items()):
-            below = pc.sum(pc.less_equal(head["publication_number"], bound)).as_py()
-            final.append(head.slice(0, below))
-            rest = head.slice(below) if below < head.num_rows else next(run, None)
-            if rest is None:
-                del heads[run]
-            else:
-                heads[run] = rest
-        yield _sorted(final)
-
-
-def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows, ROW_GROUP at a time, so that a shard's bytes do not depend on how its rows came."""
-    pending: list[pa.Table] = []
-    for table in tables:
-        pending.append(table)
-        rows = sum(each.num_rows for each in pending)
-        if rows >= ROW_GROUP:
-            whole = pa.concat_tables(pending)
-            for start in range(0, rows - rows % ROW_GROUP, ROW_GROUP):
-                yield whole.slice(start, ROW_GROUP).combine_chunks()
-            pending = [whole.slice(rows - rows % ROW_GROUP)] if rows % ROW_GROUP else []
-    if pending:
-        yield pa.concat_tables(pending).combine_chunks()
 
 
 def _months(start: dt.date, end: dt.date) -> Iterator[str]:

@@ -1,0 +1,98 @@
+"""What fetched shards must hold (else it stops), and what they should (else it warns)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ewe.errors import DataError
+from ewe.pipeline.runs import merge, refuse_twice
+from ewe.progress import warn
+
+# Utility patents granted in a calendar year (the office's statistics chart, 1963-2020).
+GRANTED = {
+    2005: 143_806,
+    2006: 173_772,
+    2007: 157_282,
+    2008: 157_772,
+    2009: 167_349,
+    2010: 219_614,
+    2011: 224_505,
+    2012: 253_155,
+    2013: 277_835,
+    2014: 300_677,
+    2015: 298_407,
+}
+SAMPLE = 10_000  # grants a year; fewer are somebody's selection, not the office's year
+TOLERANCE = 0.02  # withdrawn patents and late corrections stay far below
+
+
+def check_shards(paths: list[Path], columns: pa.Schema, start: dt.date, end: dt.date) -> dict[str, Any]:
+    """Check month shards as a whole, in flat memory.
+
+    Args:
+        paths: the shards, each sorted by publication_number.
+        columns: the schema each must have.
+        start: first day of the window, inclusive.
+        end: its last day, inclusive.
+
+    Returns:
+        For the manifest: years (grants by year), and several_first (rows with more than one code
+        flagged first) where there are codes.
+
+    Raises:
+        DataError: a shard with other columns, a date outside the window, a publication number twice.
+    """
+    for path in paths:
+        if not pq.read_schema(path).equals(columns):
+            raise DataError(f"{path} has other columns than this version writes; remove its folder and fetch again.")
+    last = None
+    for table in merge([_numbers(path) for path in paths]):
+        last = refuse_twice(table["publication_number"], last)
+    date = pl.col("grant_date")
+    several = _several_first() if "cpc" in columns.names else pl.lit(0)
+    years = (
+        pl.scan_parquet(paths)
+        .group_by(date.dt.year().alias("year"))
+        .agg(rows=pl.len(), several=several.sum(), outside=(~date.is_between(start, end)).sum())
+        .sort("year")
+        .collect(engine="streaming")
+    )
+    if outside := int(years["outside"].sum()):
+        raise DataError(f"{outside:,} grants lie outside of {start} to {end}; remove the folder and fetch again.")
+    rows = dict(zip(years["year"].to_list(), years["rows"].to_list(), strict=True))
+    _warn_of_years(rows, start, end)
+    facts: dict[str, Any] = {"years": {str(year): count for year, count in rows.items()}}
+    if "cpc" in columns.names:
+        facts["several_first"] = int(years["several"].sum())
+        if facts["several_first"]:
+            warn(
+                f"{facts['several_first']:,} grants have several CPC codes flagged first; relabel chooses by its rule."
+            )
+    return facts
+
+
+def _numbers(path: Path) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=["publication_number"]):
+            yield pa.Table.from_batches([batch])
+
+
+def _several_first() -> pl.Expr:
+    """Whether more than one distinct CPC code of a row is flagged first."""
+    symbol = pl.element().struct
+    return pl.col("cpc").list.eval(symbol.field("code").filter(symbol.field("first")).unique()).list.len() > 1
+
+
+def _warn_of_years(rows: dict[int, int], start: dt.date, end: dt.date) -> None:
+    for year, granted in GRANTED.items():
+        whole = start <= dt.date(year, 1, 1) and dt.date(year, 12, 31) <= end
+        found = rows.get(year, 0)
+        if whole and found >= SAMPLE and abs(found - granted) > TOLERANCE * granted:
+            warn(f"{year} holds {found:,} grants where the office counts {granted:,}; is the table a whole snapshot?")
