@@ -211,16 +211,16 @@ def _markers(flowed: str) -> list[tuple[int, int]]:
 def _is_preamble(text: str) -> bool:
     """Whether the text before marker 1 introduces the claims.
 
-    At most 200 characters, and: it holds no letter; or it is `What is claimed is`, `I claim`, `Claims` or one of their
-    kin; or it ends in `:`. [decided] What ends in `:` but opens like a claim (`A kit comprising:`) is one, and its
-    numbers are those of an inner list.
+    At most 200 characters, and: it holds no letter; or it is `Claims` or ends like `What is claimed is`, `I claim` and
+    their kin; or it ends in `:`. [decided] What ends in `:` but reads like a claim (`A kit comprising:`, or a second
+    `:`) is one, and its numbers are those of an inner list.
     """
     text = text.strip().casefold()
     if len(text) > _LONGEST_PREAMBLE:
         return False
     if not any(map(str.isalpha, text)) or _PREAMBLE_FORMS.fullmatch(text):
         return True
-    return text.endswith(":") and not _CLAIM_OPENING.search(text)
+    return text.find(":") == len(text) - 1 and not _CLAIM_OPENING.search(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -243,12 +243,12 @@ _KIND[ord(";")] = _SEMICOLON
 _KIND[0] = _NUL
 _BODY = np.array([chr(byte) in f"#{digits}{ascii_letters}" for byte in range(256)])  # what stands in an entity
 
-# Names of at most eight letters, as big-endian numbers, and the one character each stands for.
-_NAMES = {
-    int.from_bytes(name[:-1].encode()): value for name, value in html5.items() if name[-1] == ";" and len(name) < 10
-}
+# Names of at most eight letters, as big-endian numbers, and the character each stands for where that is simple.
+_NAMES = {int.from_bytes(name[:-1].encode()): c for name, c in html5.items() if name[-1] == ";" and len(name) < 10}
 _NAME = np.array(sorted(_NAMES))
-_NAMED = np.array([_ASK if len(_NAMES[n]) > 1 or _NAMES[n] in ",.;" else ord(_NAMES[n]) for n in sorted(_NAMES)])
+_NAMED = np.array(
+    [ord(c) if c <= "\uffff" and c not in ",.;" and len(c) == 1 else _ASK for _, c in sorted(_NAMES.items())]
+)
 _NUMBERED = np.array([html.unescape(f"&#{n};") == chr(n) and chr(n) not in ",.;" for n in range(0x80)])
 
 _COMMON = np.zeros((len(_COMMON_PREAMBLES), 1 + max(map(len, _COMMON_PREAMBLES))), np.uint8)
