@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -61,6 +61,7 @@ def test_table_1_embedding_sizes():
     assert [name for name, _ in ElementwiseEmbedding(128, 16, 48, focus=False).named_parameters()] == ["elements"]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5), st.integers(1, 4), st.integers(0, 99))
 def test_gradients_equal_nn_embedding(batch: int, u: int, v: int, c: int, seed: int):
     embedding = ElementwiseEmbedding(u, v, c)

@@ -1,0 +1,181 @@
+"""Batches out of a tensors/ folder: memory-mapped files, and an order that depends on nothing but its seed.
+
+The order of an epoch is a function of (seed, epoch), so a place in the data is (epoch, step) and needs no
+other state. Only the files of the split that is asked for are opened: training reads no test row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ewe import store
+from ewe.errors import DataError, UsageError
+
+
+class Batch(NamedTuple):
+    """B texts with their labels as coordinates: text rows[i] bears label columns[i]."""
+
+    ids: Tensor
+    """uint8 (B, u, v)"""
+    rows: Tensor
+    """int64 (P,), sorted"""
+    columns: Tensor
+    """int64 (P,)"""
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch on a device; to a card it travels from pinned memory while the host goes on."""
+        if device.type != "cuda":
+            return Batch(*(tensor.to(device) for tensor in self))
+        return Batch(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in self))
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a tensors/ folder says of itself."""
+
+    u: int
+    v: int
+    tokenizer: str
+    label_names: list[str]
+    labels_sha256: str
+    splits: dict[str, dict[str, Any]]  # name -> {"rows": n, ...}
+    made_up: bool
+    manifest: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read meta.json of a finished folder; DataError or IncompleteError where there is none."""
+        manifest = store.read_manifest(folder, "tensors")
+        meta = store.read_json(folder / "meta.json")
+        names = ("u", "v", "tokenizer", "label_names", "labels_sha256", "splits", "made_up")
+        try:
+            return cls(**{name: meta[name] for name in names}, manifest=manifest)
+        except KeyError as error:
+            raise DataError(
+                f"{folder / 'meta.json'} lacks {error}; make the folder again with ewe-data encode."
+            ) from None
+
+    def content_sha256(self, split: str) -> str:
+        """A hash of what one split holds and of what its labels mean."""
+        files = self.manifest["files"]
+        parts = {name: files[name]["sha256"] for name in sorted(files) if name.startswith(f"{split}.")}
+        return store.sha256_json({"files": parts, "labels": self.labels_sha256})
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a tensors/ folder, mapped, not read."""
+
+    name: str
+    ids: NDArray[np.uint8]
+    """(N, u, v)"""
+    indptr: NDArray[np.int64]
+    """(N+1,) where each row's labels start in `indices`"""
+    indices: NDArray[np.uint16]
+    """(P,) labels, row after row"""
+    numbers: NDArray[np.bytes_]
+    """(N,) publication numbers"""
+
+    @classmethod
+    def open(cls, folder: Path, name: str, meta: Meta) -> Self:
+        """Map the files of one split.
+
+        Raises:
+            UsageError: the folder has no such split.
+            DataError: a file is no array, or not of the shape that meta.json tells.
+        """
+        if name not in meta.splits:
+            raise UsageError(f"{folder} has no split {name}; it has {', '.join(sorted(meta.splits))}.")
+        split = cls(
+            name, *(_map(folder / f"{name}.{part}.npy") for part in ("bytes", "labels.indptr", "labels.indices", "ids"))
+        )
+        N = meta.splits[name]["rows"]
+        shapes = (split.ids.shape, split.indptr.shape, split.indices.shape, split.numbers.shape)
+        wanted = ((N, meta.u, meta.v), (N + 1,), (int(split.indptr[-1]),), (N,))
+        if shapes != wanted:
+            raise DataError(f"{folder}/{name}.*.npy have shapes {shapes}, not {wanted}; run ewe-data encode again.")
+        return split
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def labels(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The labels of rows (B,) as coordinates: (which of the B, which label), int64 (P,) each."""
+        starts = np.asarray(self.indptr[rows])
+        counts = np.asarray(self.indptr[rows + 1]) - starts
+        ends = counts.cumsum()
+        total = int(ends[-1]) if len(ends) else 0
+        where = np.arange(total) + np.repeat(starts - (ends - counts), counts)
+        return np.repeat(np.arange(len(rows)), counts), self.indices[where].astype(np.int64)
+
+    def batch(self, rows: NDArray[np.int64]) -> Batch:
+        """The batch of these rows (B,), on the host."""
+        return Batch(torch.from_numpy(np.asarray(self.ids[rows])), *map(torch.from_numpy, self.labels(rows)))
+
+    def batches(self, rows: NDArray[np.int64], batch_size: int) -> Iterator[Batch]:
+        """These rows in their order; the last batch may be smaller."""
+        for start in range(0, len(rows), batch_size):
+            yield self.batch(rows[start : start + batch_size])
+
+
+def _map(path: Path) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        raise DataError(f"{path} is missing or is no whole .npy file; run ewe-data encode again.") from None
+    return array
+
+
+def held_out(numbers: NDArray[np.bytes_], share: float) -> NDArray[np.bool_]:
+    """Which rows stay out of training: those whose hashed publication number falls below the share.
+
+    The hash is BLAKE2b over the number's ASCII, 64 bits, so a patent is held out or not whatever else is in
+    the data, on every machine.
+    """
+    if not share:
+        return np.zeros(len(numbers), np.bool_)
+    hashed = b"".join(blake2b(number, digest_size=8).digest() for number in numbers.tolist())
+    return np.frombuffer(hashed, ">u8") < share * 2.0**64
+
+
+class Plan:
+    """Which rows each step of a training reads: a function of the step.
+
+    Args:
+        rows: (N,) the rows to train on.
+        batch_size: rows a step; an epoch's last step may have fewer.
+        epochs: passes over the rows.
+        seed: of the order.
+    """
+
+    def __init__(self, rows: NDArray[np.int64], batch_size: int, epochs: int, seed: int) -> None:
+        self._rows, self._size, self._seed = rows, batch_size, seed
+        self.steps_an_epoch = -(-len(rows) // batch_size)
+        self.steps = epochs * self.steps_an_epoch
+        self._shuffled = (-1, rows)  # the epoch at hand and its order
+
+    def rows(self, step: int) -> NDArray[np.int64]:
+        """The rows of step 0..steps-1."""
+        epoch, at = divmod(step, self.steps_an_epoch)
+        if epoch != self._shuffled[0]:
+            self._shuffled = (epoch, epoch_order(self._rows, self._seed, epoch))
+        return self._shuffled[1][at * self._size : (at + 1) * self._size]
+
+    def examples(self, step: int) -> int:
+        """How many rows the steps before this one read."""
+        epochs, at = divmod(step, self.steps_an_epoch)
+        return epochs * len(self._rows) + at * self._size
+
+
+def epoch_order(rows: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
+    """The rows (N,) in the order in which the epoch visits them: a function of the seed and the epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(rows)

@@ -1,0 +1,86 @@
+"""Checkpoints: all that training needs to go on as if it had never stopped, in safetensors and JSON.
+
+A checkpoint is a folder `checkpoints/step-NNNNNNNN` that is whole or not there. It holds the weights, the
+optimizer's moments, the loss scaler, torch's random state and the step; the learning rate and the order of
+the data are functions of the step, so nothing else has a state (nothing draws from numpy's global generator).
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ewe import progress, store
+from ewe.compute import Compute
+
+KEPT = 2
+
+
+def save(
+    run: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    compute: Compute,
+) -> None:
+    """Publish the checkpoint of a step (unless it is there) and remove all but the last two."""
+    path = run / "checkpoints" / f"step-{step:08d}"
+    if not path.exists():
+        moments = {
+            f"{index}.{name}": tensor
+            for index, state in optimizer.state_dict()["state"].items()
+            for name, tensor in state.items()
+        }
+        with store.publish(path) as folder:
+            folder.mkdir()
+            save_file(model.state_dict(), folder / "model.safetensors")
+            save_file(moments, folder / "optimizer.safetensors")
+            save_file(_random_state(compute.device), folder / "random.safetensors")
+            state = {"step": step, "compute": str(compute), "scaler": scaler.state_dict()}
+            store.publish_json(folder / "state.json", state)
+    for old in _checkpoints(run)[:-KEPT]:
+        shutil.rmtree(old)
+
+
+def latest(run: Path) -> Path | None:
+    """The newest checkpoint, if there is one."""
+    found = _checkpoints(run)
+    return found[-1] if found else None
+
+
+def restore(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, compute: Compute
+) -> int:
+    """Put a checkpoint's state into these objects and torch's generators; returns its step."""
+    device = str(compute.device)
+    model.load_state_dict(load_file(path / "model.safetensors", device=device))
+    moments: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in load_file(path / "optimizer.safetensors", device=device).items():
+        index, name = key.split(".")
+        moments.setdefault(int(index), {})[name] = tensor
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    random = load_file(path / "random.safetensors")
+    torch.set_rng_state(random["cpu"])
+    if compute.device.type == "cuda" and "cuda" in random:
+        torch.cuda.set_rng_state(random["cuda"], compute.device)
+    state: dict[str, Any] = store.read_json(path / "state.json")
+    if state["scaler"]:  # empty without fp16
+        scaler.load_state_dict(state["scaler"])
+    if state["compute"] != str(compute):
+        progress.warn(f"{path} was made on {state['compute']} and goes on on {compute}: the same data, other rounding.")
+    return int(state["step"])
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}

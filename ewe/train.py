@@ -1,0 +1,286 @@
+"""Training: one configuration, one loop, one step; interrupted anywhere, it goes on as if it had not been.
+
+The learning rate and the rows of a step are functions of the step, so a checkpoint is the weights, the
+optimizer's moments, the loss scaler and torch's random state. The path here is the plain one: readable, on
+any device. The loop knows only `split.batch(rows)` and `stepper(batch, learning_rate)`: what serves batches
+or computes steps otherwise takes the place of `Split` or `Stepper`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ewe import __version__, checkpoint, journal, models, progress
+from ewe.batches import Batch, Meta, Plan, Split, held_out
+from ewe.compute import Compute
+from ewe.config import TrainConfig, configure
+from ewe.errors import DataError, EweError, IncompleteError
+from ewe.metrics import count, cross_entropy
+from ewe.store import Store, publish_json
+
+LOG_EVERY = 10  # steps: how often losses leave the device, are looked at and written
+
+
+def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: Any) -> dict[str, Any]:
+    """Train on the split named train of a tensors/ folder; the same call again resumes.
+
+    Args:
+        tensors: folder that encode made; of its splits only train is opened.
+        out: the run's folder.
+        preset: a key of ewe.config.PRESETS.
+        choices: fields of TrainConfig that take the place of the preset's.
+
+    Returns:
+        A summary of the run.
+
+    Raises:
+        UsageError: the configuration cannot be.
+        DataError: the tensors hold nothing to learn, or `out` was made with another configuration.
+        EweError: the loss is no longer finite; the evidence is in `out`.
+    """
+    config = configure(preset, **choices)
+    compute = Compute.choose(config.device, config.precision)
+    meta = Meta.read(tensors)
+    split = Split.open(tensors, "train", meta)
+    apart = held_out(split.numbers, config.holdout)
+    rows, holdout = np.flatnonzero(~apart), np.flatnonzero(apart)
+    L = len(meta.label_names)
+    if not len(rows) or not L:
+        raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
+    sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus")}
+    shape = models.shape(config.model, u=meta.u, v=meta.v, tokenizer=meta.tokenizer, labels=L, **sizes)
+
+    with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
+        if store.finished:
+            progress.say(f"{out} is finished; nothing to do.")
+            return {"run": str(out), **store.manifest["summary"]}
+        counts = np.bincount(split.labels(rows)[1], minlength=L)
+        if not store.has("labels.json"):
+            facts = {"model": config.model, "shape": shape, "tokenizer": meta.tokenizer, "preset": preset}
+            store.write_json("config.json", facts | _circumstances(config, compute, meta))
+            labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
+            store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts.tolist()})
+        torch.manual_seed(config.seed)
+        with _deterministic(config.deterministic):
+            model = models.build(config.model, shape)
+            if config.prior_bias:
+                odds = (counts + 0.5) / (len(rows) - counts + 0.5)
+                model.head.bias.data = torch.from_numpy(np.log(odds)).float()
+            stepper = Stepper(model.to(compute.device), config, compute)
+            loss, rate = Training(out, config, meta.label_names, split, rows, holdout, stepper).go()
+        with store.write("model.safetensors") as path:
+            save_file(model.state_dict(), path)
+        store.record(journal.NAME)
+        summary = {
+            "model": config.model,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "rows": len(rows),
+            "held_out_rows": len(holdout),
+            "epochs": config.epochs,
+            "loss": loss,
+            "compute": str(compute),
+            "made_up": meta.made_up,
+        }
+        store.finish(summary=summary)
+    return {"run": str(out), **summary, "examples_per_second": rate}
+
+
+class Stepper:
+    """One optimisation step on any device: forward, loss, backward, clip, AdamW (0.9, 0.999, 1e-8)."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, compute: Compute) -> None:
+        self.model, self.clip, self.compute = model, config.clip, compute
+        weights = [p for p in model.parameters() if p.ndim >= 2]
+        biases_and_norms = [p for p in model.parameters() if p.ndim < 2]
+        groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases_and_norms, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
+        self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.precision == "fp16")
+
+    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
+        """Learn from a batch on the device; returns its loss, still there."""
+        with self.compute.autocast():
+            logits = self.model(batch.ids)
+        loss = cross_entropy(logits, batch.rows, batch.columns)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """The rate of step 0..steps-1: up over the warm-up's share of the steps, then linearly down to 0."""
+    warmup = int(config.warmup * steps)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / (warmup + 1)
+    return config.learning_rate * (steps - step) / (steps - warmup)
+
+
+@dataclass
+class Training:
+    """The loop over steps: from the last checkpoint, or the start, to the end."""
+
+    run: Path
+    config: TrainConfig
+    names: list[str]
+    split: Split
+    rows: NDArray[np.int64]
+    """of the split, to train on"""
+    holdout: NDArray[np.int64]
+    """of the split, to look at after each epoch"""
+    stepper: Stepper
+
+    def __post_init__(self) -> None:
+        self.plan = Plan(self.rows, self.config.batch_size, self.config.epochs, self.config.seed)
+        self.model, self.compute = self.stepper.model, self.stepper.compute
+        self.state = (self.model, self.stepper.optimizer, self.stepper.scaler, self.compute)
+        self.pending: list[Tensor] = []  # losses that are still on the device
+
+    def go(self) -> tuple[float, float]:
+        """Train to the end; returns the last epoch's loss and examples/s."""
+        config, plan = self.config, self.plan
+        step = 0
+        if found := checkpoint.latest(self.run):
+            step = checkpoint.restore(found, *self.state)
+            progress.say(f"{self.run}: going on after step {step:,} of {plan.steps:,}.")
+        started, begun = plan.examples(step), time.perf_counter()
+        bar = progress.bar("train", plan.examples(plan.steps), "examples", done=started)
+
+        with journal.Journal(self.run, step) as log, _signals() as received, bar as advance:
+            self.model.train()
+            while step < plan.steps and not received:
+                # -- one step ---------------------------------------------------------------------------------------
+                rows = plan.rows(step)
+                batch = self.split.batch(rows).to(self.compute.device)
+                self.pending.append(self.stepper(batch, learning_rate(config, step, plan.steps)))
+                step += 1
+
+                # -- what it says -----------------------------------------------------------------------------------
+                epoch, at = divmod(step, plan.steps_an_epoch)
+                due = step % config.checkpoint_every == 0 or step == plan.steps
+                if step % LOG_EVERY == 0 or at == 0 or due:
+                    self._settle(log, step)
+                advance(len(rows), f"loss {log.losses[-1]:.4f}" if log.losses else "")
+                if at == 0:
+                    rate = (plan.examples(step) - started) / (time.perf_counter() - begun)
+                    news = f"epoch {epoch} of {config.epochs}: loss {self._loss(log):.4f}, {rate:,.0f} examples/s"
+                    progress.say(news + self._look(log, step, epoch))
+
+                # -- what it leaves ---------------------------------------------------------------------------------
+                if due:
+                    self._save(log, step)
+            if received:
+                self._settle(log, step)
+                self._save(log, step)
+            loss, rate = self._loss(log), (plan.examples(step) - started) / (time.perf_counter() - begun)
+        if received:
+            signal.raise_signal(received[0])  # all is safe: now as the caller wants it
+            raise IncompleteError(f"{self.run} stopped at step {step:,} of {plan.steps:,}; run the same command again.")
+        return loss, rate
+
+    def _settle(self, log: journal.Journal, step: int) -> None:
+        """Bring the losses of the last steps to the host and write them; stop where one is not finite."""
+        losses = torch.stack(self.pending).tolist() if self.pending else []
+        self.pending.clear()
+        for index, loss in enumerate(losses, step - len(losses)):
+            if not math.isfinite(loss):
+                self._stop(index, losses)
+            rate = learning_rate(self.config, index, self.plan.steps)
+            epoch = index // self.plan.steps_an_epoch + 1
+            log.write({"step": index + 1, "epoch": epoch, "learning_rate": rate, "loss": loss})
+        log.flush()
+
+    def _stop(self, index: int, losses: list[float]) -> NoReturn:
+        weights = self.model.named_parameters()
+        evidence = {
+            "step": index + 1,
+            "losses": [str(loss) for loss in losses],
+            "texts": [number.decode("ascii", "replace") for number in self.split.numbers[self.plan.rows(index)]],
+            "broken_parameters": [name for name, p in weights if not bool(p.isfinite().all())],
+        }
+        path = self.run / f"broken-step-{index + 1:08d}.json"
+        publish_json(path, evidence)
+        raise EweError(
+            f"The loss of step {index + 1:,} is not finite (see {path});"
+            " train into another --out with a lower --learning-rate, with --clip 1 or --precision fp32."
+        )
+
+    def _loss(self, log: journal.Journal) -> float:
+        """Mean over the last epoch's steps."""
+        return float(np.mean(log.losses[-self.plan.steps_an_epoch :])) if log.losses else math.nan
+
+    def _look(self, log: journal.Journal, step: int, epoch: int) -> str:
+        """Evaluate the held-out rows, if there are any, and write it down."""
+        if not len(self.holdout):
+            return ""
+        counts = count(self.model, self.compute, self.split, self.holdout, self.names, self.config.threshold)
+        self.model.train()
+        micro = counts.report()["micro"]
+        log.write({"step": step, "epoch": epoch, "holdout": micro})
+        log.flush()
+        return f", held-out micro-F1 {micro['f1']:.4f}"
+
+    def _save(self, log: journal.Journal, step: int) -> None:
+        log.sync()
+        checkpoint.save(self.run, step, *self.state)
+
+
+def _circumstances(config: TrainConfig, compute: Compute, meta: Meta) -> dict[str, Any]:
+    bit_equal = compute.device.type == "cpu" or config.deterministic
+    return {
+        "training": asdict(config),
+        "compute": str(compute),
+        "resume": "bit-equal" if bit_equal else "exact in data order, random state and step",
+        "tensors_sha256": meta.content_sha256("train"),
+        "made_up": meta.made_up,
+        "versions": {"ewe-patents": __version__, "torch": str(torch.__version__), "numpy": np.__version__},
+    }
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying in the middle of a step; the caller looks after each step."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield received
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    previous = [signal.signal(number, lambda n, _: received.append(n)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Have torch choose deterministic kernels, cuBLAS included, where wanted."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first matrix product
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)

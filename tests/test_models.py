@@ -1,0 +1,49 @@
+"""`ewe info`: sizes counted on the models, beside the paper's Table 1."""
+
+from pathlib import Path
+
+import pytest
+from tiny_tensors import write_tensors
+
+from ewe.errors import DataError, UsageError
+from ewe.evaluate import evaluate_run
+from ewe.models import NAMES, info, info_run
+from ewe.train import train_model
+
+
+def test_table_1():
+    table = info()["models"]
+    assert tuple(table) == NAMES
+    assert table["bert-ewe"] == {
+        "total": 86_876_720,
+        "elements": 12_288,
+        "focus": 196_608,
+        "table_1_total": "87M",
+        "table_1_embedding": "12k",
+    }
+
+
+def test_other_sizes():
+    found = info("bert-ewe", labels=10, u=64)["models"]["bert-ewe"]
+    assert found["total"] == 86_876_720 - 1318 * 769 - 2 * 64 * 768
+    with pytest.raises(UsageError, match="choose from bert-ewe"):
+        info("bert-large")
+
+
+def test_notes_tell_the_papers_slip_and_the_caveat():
+    notes = " ".join(info()["notes"])
+    assert "0.05% of" in notes
+    assert "0.005%" in notes
+    assert "dense" in notes
+
+
+def test_a_run(tmp_path: Path):
+    tensors = write_tensors(tmp_path / "tensors", {"train": 20, "test": 5}, made_up=True)
+    train_model(tensors, tmp_path / "run", preset="tiny", width=8, epochs=1, device="cpu")
+    evaluated = evaluate_run(tmp_path / "run", tensors)
+    found = info_run(tmp_path / "run")
+    assert (found["model"], found["preset"], found["made_up"]) == ("bert-ewe", "tiny", True)
+    assert found["parameters"] == {"total": found["parameters"]["total"], "elements": 512, "focus": 128}
+    assert found["micro_f1"] == {"test": evaluated["test"]["f1"]}
+    with pytest.raises(DataError, match="not a run folder"):
+        info_run(tensors.parent)

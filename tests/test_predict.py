@@ -1,0 +1,217 @@
+"""Prediction: raw claims and tensors/ give the same, every source is read whole, and the bare box suffices."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from tiny_tensors import NAMES, write_tensors
+
+import ewe
+from ewe.elements import encode
+from ewe.errors import DataError, UsageError
+from ewe.predict import BATCH_SIZE, load, predict_file
+from ewe.text import join_claims
+from ewe.train import train_model
+
+TEXTS = ["A plough with a blade.", "", "Ein Verfahren für Halbleiter, naïve Wörter", "word " * 20, "\ud800 x"]
+CLAIMS = [
+    "What is claimed is: 1 . A plough, comprising: a blade of  claim 0 , wherein\n\n 2 . The plough of  claim 1 .",
+    "A single claim without a number.",
+    "1. A method. 2. The method of claim 1, wherein &#39;x&#39;.",
+]
+
+
+@pytest.fixture(scope="module")
+def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rows = {"train": 80, "test_2015a": 20, "test_2015b": 300}
+    return write_tensors(tmp_path_factory.mktemp("data") / "tensors", rows, made_up=True)
+
+
+@pytest.fixture(scope="module")
+def run(tensors: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    train_model(tensors, out, preset="tiny", width=8, epochs=2, batch_size=16, learning_rate=1e-2, device="cpu")
+    return out
+
+
+def read_json(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def slow_probabilities(run: Path, texts: list[str]) -> np.ndarray:
+    """Probabilities (N, L) one text at a time."""
+    opened = load(run)
+    return np.array([opened.logits(encode([text], 8, 4)).sigmoid().numpy()[0] for text in texts])
+
+
+def expected(probabilities: np.ndarray, top_k: int | None) -> list[list[str]]:
+    ranked = [sorted(range(6), key=lambda label: -row[label]) for row in probabilities]
+    if top_k is not None:
+        return [[NAMES[label] for label in row[:top_k]] for row in ranked]
+    return [[NAMES[label] for label in row if p[label] > 0.3] for row, p in zip(ranked, probabilities, strict=True)]
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 99, None])
+def test_predict_equals_one_text_at_a_time(run: Path, top_k: int | None):
+    found = ewe.load(run).predict(TEXTS, top_k=top_k)
+    probabilities = slow_probabilities(run, TEXTS)
+    assert [list(each) for each in found] == expected(probabilities, top_k)
+    for each, row in zip(found, probabilities, strict=True):
+        assert list(each.values()) == pytest.approx([row[NAMES.index(name)] for name in each], abs=1e-6)
+
+
+def test_predicting_nothing(run: Path):
+    assert load(run).predict([]) == []
+    with pytest.raises(TypeError):
+        load(run).predict("one string")
+
+
+def test_raw_claims_and_tensors_give_equal_logits(run: Path, tmp_path: Path):
+    """The same patents: as published through predict, and encoded into a tensors/ folder."""
+    claims = CLAIMS * 50
+    tensors = write_tensors(tmp_path / "tensors", {"train": 1, "test": len(claims)})
+    ids = encode([join_claims(each).text for each in claims], 8, 4)
+    np.save(tensors / "test.bytes.npy", ids)
+    np.save(tensors / "test.ids.npy", np.array([str(row + 1) for row in range(len(claims))], "S16"))
+    pq.write_table(pa.table({"claims": claims}), tmp_path / "raw.parquet")
+    for top_k in (None, 6):
+        for source, name in ((tensors, "a"), (tmp_path / "raw.parquet", "b")):
+            predict_file(run, source, tmp_path / f"{name}.parquet", top_k)
+        assert pq.read_table(tmp_path / "a.parquet").equals(pq.read_table(tmp_path / "b.parquet"))  # to the bit
+    opened = load(run)
+    batch = opened.logits(ids[:BATCH_SIZE])
+    assert torch.equal(batch, opened.logits(np.load(tensors / "test.bytes.npy")[:BATCH_SIZE]))
+    torch.testing.assert_close(batch[:5], opened.logits(ids[:5]), rtol=1e-5, atol=1e-6)  # another batch, same logits
+
+
+def test_predictions_of_tensors(run: Path, tensors: Path, tmp_path: Path):
+    summary = predict_file(run, tensors, tmp_path / "all.jsonl", top_k=2)
+    assert (summary["rows"], summary["labels_a_row"], summary["made_up"]) == (320, 2, True)
+    rows = read_json(tmp_path / "all.jsonl")
+    ids = [*np.load(tensors / "test_2015a.ids.npy"), *np.load(tensors / "test_2015b.ids.npy")]
+    assert [row["id"] for row in rows] == [each.decode() for each in ids]
+    probabilities = load(run).logits(np.load(tensors / "test_2015a.bytes.npy")).sigmoid().numpy()
+    assert [row["label_names"] for row in rows[:20]] == expected(probabilities, 2)
+    assert predict_file(run, tensors, tmp_path / "train.jsonl", split="train")["rows"] == 80
+    alone = write_tensors(tmp_path / "alone", {"train": 7})
+    assert predict_file(run, alone, tmp_path / "alone.jsonl")["rows"] == 7
+    other = write_tensors(tmp_path / "other", {"train": 7}, u=9)
+    with pytest.raises(DataError, match="encode with --words 8"):
+        predict_file(run, other, tmp_path / "other.jsonl")
+    assert not (tmp_path / "other.jsonl").exists()
+
+
+def test_every_source_gives_the_same(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    texts = ["A plough.", "", "Zwei Wörter", "x" * 100] * 40
+    names = [f"US-{n}-B2" for n in range(len(texts))]
+    sources = {name: tmp_path / name for name in ("t.txt", "t.jsonl", "t.parquet", "folder")}
+    sources["t.txt"].write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    records = [json.dumps({"publication_number": n, "text": t, "more": 1}) for n, t in zip(names, texts, strict=True)]
+    sources["t.jsonl"].write_text("\n".join(records) + "\n\n")
+    table = pa.table({"publication_number": names, "text": pa.array([t or None for t in texts], pa.large_string())})
+    pq.write_table(table, sources["t.parquet"])
+    sources["folder"].mkdir()
+    pq.write_table(table.slice(0, 70), sources["folder"] / "a.parquet")
+    pq.write_table(table.slice(70), sources["folder"] / "b.parquet")
+    found = {}
+    for name, source in sources.items():
+        assert predict_file(run, source, tmp_path / "out.jsonl")["rows"] == 160
+        found[name] = read_json(tmp_path / "out.jsonl")
+    for name in ("t.txt", "t.jsonl"):
+        stream = io.TextIOWrapper(io.BytesIO(sources[name].read_bytes()), encoding="ascii")
+        monkeypatch.setattr(sys, "stdin", stream)
+        predict_file(run, Path("-"), tmp_path / "out.jsonl")
+        found[f"- {name}"] = read_json(tmp_path / "out.jsonl")
+    labels = [[row["label_names"], row["probabilities"]] for row in found["t.txt"]]
+    for name, rows in found.items():
+        assert [[row["label_names"], row["probabilities"]] for row in rows] == labels, name
+        assert [row["id"] for row in rows] == ([str(n + 1) for n in range(160)] if name.endswith("txt") else names)
+    predict_file(run, sources["t.parquet"], tmp_path / "out.parquet")
+    out = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [row["id"] for row in out] == names
+    assert [[row["label_names"], [round(p, 6) for p in row["probabilities"]]] for row in out] == labels
+
+
+def test_claims_in_json_lines(run: Path, tmp_path: Path):
+    (tmp_path / "c.jsonl").write_text(
+        "".join(json.dumps({"id": n, "claims": c}) + "\n" for n, c in enumerate([*CLAIMS, None]))
+    )
+    predict_file(run, tmp_path / "c.jsonl", tmp_path / "out.jsonl", top_k=6)
+    probabilities = slow_probabilities(run, [join_claims(claims).text for claims in [*CLAIMS, ""]])
+    rows = read_json(tmp_path / "out.jsonl")
+    assert [row["id"] for row in rows] == ["0", "1", "2", "3"]
+    for row, p in zip(rows, probabilities, strict=True):
+        assert row["probabilities"] == pytest.approx(sorted(p, reverse=True), abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2 is not JSON"),
+        ("a.jsonl", b'{"claim": "x"}\n', "line 1 has no string text or claims"),
+        ("a.jsonl", b'{"claims": ["x"]}\n', "line 1 has no string text or claims"),
+        ("a.jsonl", b"[1]\n", "line 1 has no string text or claims"),
+        ("a.parquet", b"PAR1 cut", "no whole Parquet file"),
+        ("b/x.txt", b"x", "no tensors folder and holds no Parquet"),
+        (None, b"", "does not exist"),
+    ],
+)
+def test_what_is_no_source_is_said_and_leaves_nothing(
+    run: Path, tmp_path: Path, name: str, content: bytes, sentence: str
+):
+    if name:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        predict_file(run, tmp_path / (name or "missing").split("/")[0], tmp_path / "out.jsonl")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_parquet_without_strings_is_refused(run: Path, tmp_path: Path):
+    pq.write_table(pa.table({"text": [[1]], "title": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="no string column text or claims"):
+        predict_file(run, tmp_path / "a.parquet", tmp_path / "out.jsonl")
+
+
+def test_what_cannot_be_asked(run: Path, tensors: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match=r"must end in \.jsonl or \.parquet"):
+        predict_file(run, tensors, tmp_path / "out.csv")
+    with pytest.raises(UsageError, match="--top-k must be at least 1"):
+        predict_file(run, tensors, tmp_path / "out.jsonl", top_k=0)
+    with pytest.raises(UsageError, match="no split dev"):
+        predict_file(run, tensors, tmp_path / "out.jsonl", split="dev")
+
+
+def test_empty_sources(run: Path, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("")
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "a.parquet")
+    for source in ("a.txt", "a.parquet"):
+        for out in ("out.jsonl", "out.parquet"):
+            assert predict_file(run, tmp_path / source, tmp_path / out)["rows"] == 0
+            assert (tmp_path / out).exists()
+
+
+def test_a_bare_box_trains_evaluates_and_predicts(tensors: Path, tmp_path: Path):
+    """polars, duckdb, pyarrow and tensorboard are not needed for any of it on tensors/."""
+    script = f"""
+import sys
+for name in ("polars", "duckdb", "pyarrow", "sqlglot", "datasketch", "tensorboard", "transformers", "sklearn"):
+    sys.modules[name] = None
+from pathlib import Path
+from ewe.train import train_model
+from ewe.evaluate import evaluate_run
+from ewe.predict import predict_file
+tensors, run = Path({str(tensors)!r}), Path({str(tmp_path)!r}) / "run"
+train_model(tensors, run, preset="tiny", width=8, epochs=1, device="cpu")
+evaluate_run(run, tensors)
+print(predict_file(run, tensors, run.parent / "out.jsonl")["rows"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "320"
