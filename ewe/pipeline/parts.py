@@ -6,6 +6,7 @@ and gathered later by month, split or day.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -31,11 +32,14 @@ def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, 
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, keyed, options=options) as writer:
         for table, keys in tables:
-            for key in sorted(pc.unique(keys).to_pylist()):
-                chosen = table.filter(pc.equal(keys, key)).cast(schema)
-                chosen = chosen.append_column(KEY, pa.repeat(pa.scalar(key, pa.string()), chosen.num_rows))
-                writer.write_table(chosen.combine_chunks())
-                rows[key] = rows.get(key, 0) + chosen.num_rows
+            order = pc.sort_indices(keys)  # stable
+            by_key = table.cast(schema).take(order).append_column(KEY, keys.take(order)).combine_chunks()
+            counts = Counter(keys.to_pylist())
+            begin = 0
+            for key in sorted(counts):
+                writer.write_table(by_key.slice(begin, counts[key]))
+                begin += counts[key]
+                rows[key] = rows.get(key, 0) + counts[key]
     return dict(sorted(rows.items()))
 
 
