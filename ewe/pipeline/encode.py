@@ -257,7 +257,7 @@ def _summary(store: Store) -> dict[str, Any]:
     manifest = store.manifest
     facts = [_facts(store, split) for split in manifest["rows"]]
     total = {key: sum(fact[key] for fact in facts) for key in ("rows", "labels_left_out", *Counts._fields)}
-    return {
+    summary = {
         "out": str(store.folder),
         "rows": manifest["rows"],
         "labels": manifest["labels"],
@@ -267,6 +267,9 @@ def _summary(store: Store) -> dict[str, Any]:
         "bytes": sum(record["size"] for record in manifest["files"].values()),
         "made_up": manifest["made_up"],
     }
+    if manifest["config"]["source"]["kind"] == "dataset":
+        del summary["labels_left_out"]  # relabel has left them out, and its stats.json counts them
+    return summary
 
 
 def _share(part: int, whole: int) -> float:

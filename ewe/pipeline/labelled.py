@@ -31,6 +31,7 @@ Labels = Literal["position", "unordered"]
 
 MOST_LABELS = 65_535  # label indices are stored as uint16
 SURVEY_ROWS = 16_384  # rows a batch where no text is read
+BUFFER = 1 << 20  # bytes read ahead of each column; pyarrow would else keep every row group it has passed
 
 
 class Batch(NamedTuple):
@@ -335,7 +336,7 @@ def _parquet_schema(file: Path) -> pa.Schema:
 def _read_parquet(file: Path, columns: list[str], rows: int, then: str) -> Iterator[pa.RecordBatch]:
     """Batches of at most `rows` rows, large strings in them; DataError where the file is broken."""
     try:
-        with pq.ParquetFile(file) as parquet:
+        with pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER) as parquet:
             missing = [name for name in columns if name not in parquet.schema_arrow.names]
             if missing:
                 raise DataError(f"{file} has no column {missing[0]}; {then}.")
