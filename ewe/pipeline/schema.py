@@ -101,6 +101,41 @@ DROPPED = pa.schema(
     ]
 )
 
+PAIRS = pa.schema(
+    [
+        _field("group", pa.int64(), "The group both belong to, as in groups.parquet", nullable=False),
+        _field("publication_number_a", pa.string(), "One of the two; of train where one is", nullable=False),
+        _field("publication_number_b", pa.string(), "The other", nullable=False),
+        _field(
+            "similarity",
+            pa.float64(),
+            "Jaccard similarity of their sets of five-word shingles, lower-cased; 1 also where the texts are equal",
+            nullable=False,
+        ),
+        _field(
+            "in_forest",
+            pa.bool_(),
+            "True: one of the n - 1 pairs that hold a group of n together; false: shows a leak beside them",
+            nullable=False,
+        ),
+    ]
+)
+
+GROUPS = pa.schema(
+    [
+        _field("group", pa.int64(), "Number of the group, by its first row, train first", nullable=False),
+        _field("publication_number", pa.string(), "A row of relabeled/ or no_first/", nullable=False),
+        _field("config", pa.string(), "Which of the two it is in: relabeled or no_first", nullable=False),
+        _field("split", pa.string(), "Its split", nullable=False),
+        _field("family_id", pa.string(), "Its simple family"),
+        _field(
+            "leak",
+            pa.string(),
+            "Of a test row with a near-copy in train: same_family where one is of its own family, else other_family",
+        ),
+    ]
+)
+
 
 def describe(schema: pa.Schema) -> dict[str, str]:
     """Column name -> description."""
