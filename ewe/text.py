@@ -15,6 +15,8 @@ How a string of claims is read; [decided] marks what the specification leaves op
 5. Without marker 1 the whole string is one claim. [decided] A preamble alone does not go then.
 6. [decided] A marker that the next one follows at once leaves a claim of no text (a formula printed as an image):
    it counts and keeps its number, and takes no room in joined text.
+7. [decided] Where every claim begins with its number and ends in a paragraph separator (CLAIM_END), claims end there
+   alone. So write sources that know each claim what the other rules would misread.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from typing import NamedTuple, TypeVar
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+CLAIM_END = "\u2029"
 
 _ENTITY = re.compile(r"&(?:(?:amp;)+|(?:#[0-9]{1,8}|#[xX][0-9A-Fa-f]{1,8}|[A-Za-z][0-9A-Za-z]*);)")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -114,6 +118,10 @@ def split_claims(claims: str) -> list[str]:
     The list is empty only for a string without text; its i-th item is the claim numbered i+1, or the whole string where
     claims are not numbered.
     """
+    if claims.endswith(CLAIM_END):
+        ended = claims.split(CLAIM_END)[:-1]
+        if all(claim.startswith(f"{n}. ") for n, claim in enumerate(ended, 1)):
+            return [clean(claim.partition(" ")[2]) for claim in ended]
     flowed = _flow(claims)
     markers = _markers(flowed)
     if not markers:
@@ -251,6 +259,7 @@ _NAMED = np.array(
 )
 _NUMBERED = np.array([html.unescape(f"&#{n};") == chr(n) and chr(n) not in ",.;" for n in range(0x80)])
 
+_END = np.frombuffer(CLAIM_END.encode(), np.uint8)
 _COMMON = np.zeros((len(_COMMON_PREAMBLES), 1 + max(map(len, _COMMON_PREAMBLES))), np.uint8)
 for _known, _form in zip(_COMMON, _COMMON_PREAMBLES, strict=True):
     _known[: len(_form)] = list(_form.encode())
@@ -436,6 +445,8 @@ def _join_rows(
 ) -> int:
     """Join rows from `row` on; returns the first one that Python must do, or N."""
     while row < len(n_claims):
+        if np.array_equal(data[max(offsets[row], offsets[row + 1] - len(_END)) : offsets[row + 1]], _END):
+            return row
         start = text_offsets[row]
         stop = _flow_row(data, offsets[row], offsets[row + 1], text, start)
         found = _markers_row(text, start, stop, markers) if stop != _ASK else _ASK
