@@ -4,6 +4,9 @@ A final name only ever holds a whole file: it is written under a temporary name,
 and the folder fsynced; only then does the manifest name it, with size, rows and sha256. The same
 command run again therefore finds what is finished and redoes what is not.
 
+A finished folder proves itself: its manifest holds a hash of itself beside those of the files, and
+`release` adds SHA256SUMS over both, so that `verify` finds and names whatever byte has changed.
+
 This is the only module that writes a final file name.
 """
 
@@ -14,7 +17,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +28,7 @@ from filelock import FileLock, Timeout
 from ewe.errors import DataError, EweError, IncompleteError
 
 MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
 LOCK = ".lock"
 MADE_BY = {  # what makes each kind of folder, for the sentence a user reads
     "table": "ewe-data sample",
@@ -90,7 +94,12 @@ def publish_text(path: Path, text: str) -> None:
 
 def publish_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically, indented, keys in the order given."""
-    publish_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    publish_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """The text of a JSON file: indented, keys in the order given."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def _remove(path: Path) -> None:
@@ -183,7 +192,8 @@ class Store:
             self._refuse_other(found["config"])
             whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
             complete = found["complete"] and len(whole) == len(found["files"])
-            self.manifest = found | {"files": whole, "complete": complete}
+            self.manifest = {key: value for key, value in found.items() if key != "manifest_sha256"}
+            self.manifest |= {"files": whole, "complete": complete}
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty --out.")
         for left_over in self.folder.rglob(".*.tmp"):
@@ -246,9 +256,9 @@ class Store:
 
     def record(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Name a published file in the manifest, with its size, sha256 and facts."""
-        path = self.folder / name
-        facts = {**(facts or {}), "size": path.stat().st_size, "sha256": sha256_file(path)}
+        facts = {**(facts or {}), **_facts(self.folder / name)}
         with self._saving:
+            self._released.pop(name, None)
             self.manifest["files"][name] = facts
             self._save()
 
@@ -263,6 +273,42 @@ class Store:
         self._begin()
         publish_text(self.folder / name, text)
         self.record(name)
+
+    @property
+    def _released(self) -> dict[str, Any]:
+        """Records of what `release` has added; apart from "files", so that without them a folder is still whole."""
+        released: dict[str, Any] = self.manifest.get("released", {})
+        return released
+
+    def release(self, texts: Mapping[str, str]) -> bool:
+        """Add text files to a finished folder, or replace the maker's own, and write SHA256SUMS over all of it.
+
+        A kill in between leaves a folder that is whole, without SHA256SUMS; the same call again goes on.
+
+        Args:
+            texts: what to write, by name.
+
+        Returns:
+            Whether anything had to be written.
+        """
+        same = {name for name, text in texts.items() if _holds(self.folder / name, text)}
+        records = {name: _facts(self.folder / name) for name in same}
+        if same == set(texts) and records == self._released and self._has_sums():
+            return False
+        _remove(self.folder / SUMS)
+        for name in texts:
+            self.manifest["files"].pop(name, None)
+        self.manifest.pop("released", None)
+        self._save()
+        for name in sorted(set(texts) - same):
+            publish_text(self.folder / name, texts[name])
+        self.manifest["released"] = {name: _facts(self.folder / name) for name in sorted(texts)}
+        self._save()
+        publish_text(self.folder / SUMS, _sums(self.folder, _manifests(self.folder)))
+        return True
+
+    def _has_sums(self) -> bool:
+        return _holds(self.folder / SUMS, _sums(self.folder, _manifests(self.folder)))
 
     def forget(self, name: str) -> None:
         """Take a finished file back: out of the manifest first, then off the disk."""
@@ -290,12 +336,26 @@ class Store:
 
     def _save(self) -> None:
         # files last: the facts stay on a person's first screen
-        facts = {name: value for name, value in self.manifest.items() if name != "files"}
-        publish_json(self.folder / MANIFEST, {**facts, "files": self.manifest["files"]})
+        facts = {name: value for name, value in self.manifest.items() if name not in ("released", "files")}
+        files = {name: self.manifest[name] for name in ("released", "files") if name in self.manifest}
+        publish_json(self.folder / MANIFEST, {**facts, "manifest_sha256": sha256_json(facts | files), **files})
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": sha256_file(path)}
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
+
+
+# -- checking ---------------------------------------------------------------------------------------------------------
 
 
 def verify(folder: Path) -> dict[str, int]:
-    """Read every file a folder's manifest names and compare size and sha256.
+    """Compare every file of a folder with its manifest, each manifest with itself, and SHA256SUMS with both.
+
+    A folder inside that has a manifest of its own (duplicates/) is part of it.
 
     Returns:
         {"files": n, "bytes": n} when all is whole.
@@ -305,15 +365,48 @@ def verify(folder: Path) -> dict[str, int]:
     """
     if not (folder / MANIFEST).is_file():
         raise DataError(f"{folder} has no {MANIFEST}; point to a folder that one of the commands made.")
-    manifest = read_json(folder / MANIFEST)
-    files: dict[str, dict[str, Any]] = manifest["files"]
-    bad = [
-        name
-        for name, record in files.items()
-        if not (folder / name).is_file() or sha256_file(folder / name) != record["sha256"]
-    ]
+    manifests = {name: read_json(folder / name) for name in _manifests(folder)}
+    bad = [name for name, manifest in manifests.items() if not _is_sealed(folder / name, manifest)]
+    if not bad:
+        records = {name: record for each in manifests for name, record in _records(each, manifests[each]).items()}
+        bad += [name for name, record in records.items() if not _is_whole(folder / name, record["sha256"])]
+        sums = [_sums(folder, manifests), _sums(folder, [MANIFEST])]  # a folder inside may be younger
+        if (folder / SUMS).is_file() and not any(_holds(folder / SUMS, text) for text in sums):
+            bad.append(SUMS)
     if bad:
-        raise DataError(f"{folder}: {', '.join(bad)} missing or changed; run the command that made it again.")
-    if not manifest["complete"]:
-        raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
-    return {"files": len(files), "bytes": sum(record["size"] for record in files.values())}
+        again = "run ewe-data release again" if bad == [SUMS] else "run the command that made it again"
+        raise DataError(f"{folder}: {', '.join(sorted(bad))} missing or changed; {again}.")
+    for manifest in manifests.values():
+        if not manifest["complete"]:
+            raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
+    return {"files": len(records), "bytes": sum(record["size"] for record in records.values())}
+
+
+def _manifests(folder: Path) -> list[str]:
+    """Names of the folder's manifest and of those of folders inside, the folder's own first."""
+    return [MANIFEST, *sorted(path.relative_to(folder).as_posix() for path in folder.glob(f"*/{MANIFEST}"))]
+
+
+def _records(name: str, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the manifest of this name says of files, by their names in the outer folder."""
+    inner = name.removesuffix(MANIFEST)
+    return {inner + file: record for key in ("files", "released") for file, record in manifest.get(key, {}).items()}
+
+
+def _is_sealed(path: Path, manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is what `Store` wrote: its own hash fits, and its text is the only one of its value."""
+    body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return manifest.get("manifest_sha256") == sha256_json(body) and _holds(path, json_text(manifest))
+
+
+def _is_whole(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_file(path) == sha256
+
+
+def _sums(folder: Path, manifests: Iterable[str]) -> str:
+    """The text of SHA256SUMS, as `sha256sum` prints it: every file these manifests name, and they themselves."""
+    hashes = {name: sha256_file(folder / name) for name in manifests}
+    for manifest in list(hashes):
+        records = _records(manifest, read_json(folder / manifest))
+        hashes |= {name: record["sha256"] for name, record in records.items()}
+    return "".join(f"{sha256}  {name}\n" for name, sha256 in sorted(hashes.items()))

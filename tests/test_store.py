@@ -1,7 +1,10 @@
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -186,3 +189,71 @@ def test_records_hold_size_rows_and_sha256(tmp_path: Path) -> None:
 
     assert files["one"] == {"rows": 1, "size": 3, "sha256": sha256_file(tmp_path / "raw" / "one")}
     assert (tmp_path / "raw" / "two.json").read_text(encoding="utf-8") == '{\n  "é": 1\n}\n'
+
+
+def test_a_manifest_proves_itself(tmp_path: Path) -> None:
+    with Store(tmp_path / "raw", "raw", {"a": 1}) as store:
+        fill(store, "one")
+        store.finish(made_up=False)
+    path = tmp_path / "raw" / MANIFEST
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(DataError, match=re.escape(MANIFEST)):
+            verify(tmp_path / "raw")
+    path.write_bytes(whole)
+
+    assert verify(tmp_path / "raw") == {"files": 1, "bytes": 3}
+
+
+def test_released_files_stand_beside_the_makers_own(tmp_path: Path) -> None:
+    folder = tmp_path / "dataset"
+    with Store(folder, "dataset", {}) as store:
+        fill(store, "README.md", "data")
+        store.finish(rows=1)
+    texts = {"README.md": "more", "report.html": "<p>"}
+    for written in (True, False):
+        with Store(folder, "dataset", {}) as store:
+            assert store.finished
+            assert store.release(texts) is written
+    assert list(read_manifest(folder, "dataset")["files"]) == ["data"]
+    assert verify(folder) == {"files": 3, "bytes": 11}
+
+    (folder / "report.html").unlink()  # a reader who leaves it out still has a whole dataset
+    assert read_manifest(folder, "dataset")["rows"] == 1
+    with pytest.raises(DataError, match=r"report.html missing or changed"):
+        verify(folder)
+
+
+def test_a_killed_release_leaves_a_whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"README.md": "more", "report.html": "<p>"}
+    for name, stop in (("whole", None), ("killed", "README.md"), ("late", "SHA256SUMS")):
+        folder = tmp_path / name
+        with Store(folder, "dataset", {}) as store:
+            fill(store, "README.md", "data")
+            store.finish()
+        with monkeypatch.context() as patch, Store(folder, "dataset", {}) as store:
+            patch.setattr("ewe.store.publish_text", _stop_at(stop))
+            with pytest.raises(KeyboardInterrupt) if stop else nullcontext():
+                store.release(texts)
+        assert verify(folder)["files"] >= 1
+        with Store(folder, "dataset", {}) as store:
+            assert store.finished
+            store.release(texts)
+    files = {path.name: path.read_bytes() for path in sorted((tmp_path / "whole").iterdir())}
+
+    for name in ("killed", "late"):
+        assert {path.name: path.read_bytes() for path in sorted((tmp_path / name).iterdir())} == files
+
+
+def _stop_at(name: str | None) -> Callable[[Path, str], None]:
+    from ewe import store
+
+    publish_text = store.publish_text
+
+    def stopping(path: Path, text: str) -> None:
+        if path.name == name:
+            raise KeyboardInterrupt
+        publish_text(path, text)
+
+    return stopping
