@@ -41,9 +41,7 @@ _BLANKS = np.uint64(0x2020202020202020)
 _SHIFTS = np.uint64(0x0404040404040404)
 _0, _1, _7, _8, _63 = (np.uint64(n) for n in (0, 1, 7, 8, 63))
 
-
 Bytes = npt.NDArray[np.uint8]
-Eights = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 
 
@@ -63,12 +61,55 @@ def _kernel(function: Callable[..., Any]) -> Any:
         return njit(function, nogil=True)
 
 
+# What numba lacks: single machine instructions on a 64-bit word, here eight bytes at any place of an array.
+
+
+def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Where byte arguments[1] of the array arguments[0] lies, as a pointer to a 64-bit word."""
+    array = context.make_array(signature.args[0])(context, builder, arguments[0])
+    word = context.get_value_type(types.uint64).as_pointer()
+    return builder.bitcast(builder.gep(array.data, [arguments[1]]), word)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load(_context: Any, data: Any, _i: Any) -> Any:
+    """Eight bytes from data[i] on, the first one lowest."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word = builder.load(_pointer(context, builder, signature, arguments))
+        word.align = 1
+        return word
+
+    return types.uint64(data, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _store(_context: Any, data: Any, _i: Any, _x: Any) -> Any:
+    """Put x's eight bytes at data[i], the lowest one first."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[2], _pointer(context, builder, signature, arguments)).align = 1
+        return context.get_dummy_value()
+
+    return types.void(data, types.int64, types.uint64), generate
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def _ones(_context: Any, _x: Any) -> Any:
-    """How many bits of a number are set."""
+    """How many bits are set."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _lowest(_context: Any, _x: Any) -> Any:
+    """Which bit is the lowest one set."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, 0))
 
     return types.int64(types.uint64), generate
 
@@ -109,7 +150,7 @@ def _classify(data: Bytes, i: int, end: int) -> tuple[int, int]:
 
 
 @_kernel
-def _skip_words(data: Bytes, eight: Eights, i: int, end: int, count: int, limit: int) -> tuple[int, int]:
+def _skip_words(data: Bytes, i: int, end: int, count: int, limit: int) -> tuple[int, int]:
     """Read on from between two words, `count` of them behind, to the end of word number `limit`.
 
     Returns:
@@ -118,7 +159,7 @@ def _skip_words(data: Bytes, eight: Eights, i: int, end: int, count: int, limit:
     inside = _0  # 1 within a word
     while i < end:
         if i + 8 <= end and count + 4 < limit:  # eight bytes start at most four words
-            x = eight[i]
+            x = _load(data, i)
             stops = _not_plain(x)
             differ = x ^ _BLANKS
             if stops == ~((differ & _LOW) + _LOW | differ | _LOW):  # letters and blanks alone
@@ -140,10 +181,8 @@ def _skip_words(data: Bytes, eight: Eights, i: int, end: int, count: int, limit:
 
 
 @_kernel
-def _whitespace(
-    data: Bytes, eight: Eights, offsets: Places, out: Bytes, out_eight: Eights, lengths: Places
-) -> tuple[int, int, int]:
-    """Rows of words. `eight[i]` is data[i:i + 8] as one number, `out_eight` the same over `out`.
+def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[int, int, int]:
+    """Rows of words.
 
     Eight letters are read, shifted and written at once where neither text nor material ends
     before; the bytes behind a stop are masked to the zeros that stand there anyway.
@@ -163,18 +202,18 @@ def _whitespace(
         while i < end and m < u - 2:
             byte = data[i]
             if i + 8 <= end and (length + 8 <= v or length >= v):
-                x = eight[i]
+                x = _load(data, i)
                 stops = _not_plain(x)
                 if stops == _0:
                     if length < v:
-                        out_eight[to + length] = x + _SHIFTS
+                        _store(flat, to + length, x + _SHIFTS)
                     i += 8
                     length += 8
                     continue
-                before = ((stops & (~stops + _1)) >> _7) - _1  # every bit of the letters before the first stop
                 if length < v:
-                    out_eight[to + length] = (x + _SHIFTS) & before
-                plain = _ones(before) // 8
+                    before = ((stops & (~stops + _1)) >> _7) - _1  # every bit of the letters before the first stop
+                    _store(flat, to + length, (x + _SHIFTS) & before)
+                plain = _lowest(stops) >> 3
                 i += plain
                 length += plain
                 byte = np.uint8(x >> np.uint64(plain * 8))
@@ -198,19 +237,17 @@ def _whitespace(
             words_cut += length > v
         flat[to] = SEP
         materials += m
-        stop, count = _skip_words(data, eight, i, end, m, max(keep, m + 1))
+        stop, count = _skip_words(data, i, end, m, max(keep, m + 1))
         rows_cut += count > m
         if m >= keep > 0:
-            stop, _ = _skip_words(data, eight, offsets[n], end, 0, keep)
+            stop, _ = _skip_words(data, offsets[n], end, 0, keep)
         if keep:
             lengths[n] = stop - offsets[n]
     return materials, words_cut, rows_cut
 
 
 @_kernel
-def _bytes(
-    data: Bytes, eight: Eights, offsets: Places, out: Bytes, _out_eight: Eights, lengths: Places
-) -> tuple[int, int, int]:
+def _bytes(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[int, int, int]:
     """Rows of the UTF-8 stream itself, white space kept, cut every v bytes."""
     N, u, v = out.shape
     flat = out.reshape(N * u * v)
@@ -224,6 +261,13 @@ def _bytes(
         to += v
         length = 0
         while i < end and length < room:
+            if i + 8 <= end and length + 8 <= room:
+                x = _load(data, i)
+                if ((x & _LOW) + _LOW | x) & _HIGH == _HIGH:  # no NUL
+                    _store(flat, to + length, x + _SHIFTS)
+                    i += 8
+                    length += 8
+                    continue
             if data[i] != 0:
                 flat[to + length] = data[i] + SHIFT
                 length += 1
@@ -235,7 +279,7 @@ def _bytes(
             i += 1
         rows_cut += i < end
         if lengths.size:
-            lengths[n] = _skip_words(data, eight, offsets[n], end, 0, TEXT_WORDS)[0] - offsets[n]
+            lengths[n] = _skip_words(data, offsets[n], end, 0, TEXT_WORDS)[0] - offsets[n]
     return materials, 0, rows_cut
 
 
@@ -302,13 +346,11 @@ def encode_buffers(
         raise ValueError("offsets must be (N+1,) within data, and out (N, u, v) C-contiguous")
     kernel = TOKENIZERS[tokenizer]
     data, offsets, out = _frozen(data), _frozen(offsets), np.asarray(out)
-    eight = _eights(data)
     lengths = np.empty(0, np.int64) if lengths is None else lengths
 
     def encode_block(start: int) -> tuple[int, int, int]:
         block = slice(start, start + step)
-        rows = out[block]
-        return kernel(data, eight, offsets[start : start + step + 1], rows, _eights(rows), lengths[block])
+        return kernel(data, offsets[start : start + step + 1], out[block], lengths[block])
 
     step = max(1024, -(-N // threads // 8)) if threads > 1 else max(N, 1)
     starts = range(0, N, step)
@@ -325,17 +367,6 @@ def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _eights(array: Bytes) -> Eights:
-    """Element i is bytes i..i+7 of the array as one little-endian number: overlapping, unaligned."""
-    flat = array.reshape(-1)
-    return np.lib.stride_tricks.as_strided(
-        np.frombuffer(flat[: flat.size // 8 * 8], "<u8"),
-        (max(flat.size - 7, 0),),
-        (1,),
-        writeable=array.flags.writeable,
-    )
 
 
 def utf8(text: str) -> bytes:
