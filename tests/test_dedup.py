@@ -408,7 +408,7 @@ def test_a_test_row_far_from_train_does_not_leak_through_its_group(tmp_path):
     claim = words(random.Random(0), 100)
     near = " ".join(claim)
     middle = " ".join([*claim[:30], "here", *claim[31:]])
-    far = " ".join([*claim[:30], "here", *claim[31:60], "there", *claim[61:]])
+    far = " ".join([*claim[:30], "here", *claim[31:60], "there", *claim[61:97], "far", *claim[98:]])
     assert jaccard(near, far) < 0.8 <= min(jaccard(near, middle), jaccard(middle, far))
     texts = {"train": near, "test_a": middle, "test_b": far}
     folder = write_dataset(tmp_path / "d", [{"split": split, "text": text} for split, text in texts.items()])
