@@ -505,7 +505,7 @@ def fingerprint(sql: str, parameters: Parameters) -> str:
 
 def _check_names(project: str, table: str) -> None:
     """Identifiers cannot be parameters: they reach the query through this allow-list alone."""
-    name = r"(?:[A-Za-z0-9.-]{1,100}:)?[A-Za-z0-9][A-Za-z0-9-]{0,62}"
+    name = r"(?!.*--)(?:[A-Za-z0-9.-]{1,100}:)?[A-Za-z0-9][A-Za-z0-9-]{0,62}"
     if not re.fullmatch(name, project):
         raise UsageError(f"--project {project!r} is not a project's id; write it like my-project-123.")
     if not re.fullmatch(name + r"\.[A-Za-z0-9_]{1,1024}\.[A-Za-z0-9_-]{1,1024}", table):

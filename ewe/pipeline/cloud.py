@@ -35,7 +35,11 @@ T = TypeVar("T")
 TIMEOUT = 60  # seconds that one request may take
 PAUSES = (0.5, 1, 2, 4, 8, 16, 16)  # seconds between tries of a request that failed in passing
 REFUSED = 4  # tries after nobody answered: 8 seconds, then it is said
-PASSING_CODES = frozenset({429, 500, 502, 503, 504})
+PASSING = (
+    *(exceptions.TooManyRequests, exceptions.InternalServerError, exceptions.BadGateway),
+    *(exceptions.ServiceUnavailable, exceptions.GatewayTimeout),
+    *(exceptions.Unknown, exceptions.Aborted, exceptions.Cancelled),  # a stream that was cut
+)
 PASSING_REASONS = frozenset(
     {"backendError", "internalError", "rateLimitExceeded", "tableUnavailable"}
     | {"jobBackendError", "jobInternalError", "jobRateLimitExceeded"}
@@ -169,8 +173,7 @@ def _passes(error: Exception) -> bool:
         return isinstance(error, (requests.RequestException, TransportError))
     if needed_bytes(reason(error), str(error)) is not None:
         return False  # a cap surfaces as a 500
-    cut = isinstance(error, (exceptions.Aborted, exceptions.Cancelled))
-    return cut or error.code in PASSING_CODES or reason(error) in PASSING_REASONS
+    return isinstance(error, PASSING) or reason(error) in PASSING_REASONS
 
 
 def _nobody_answered(error: Exception) -> bool:
