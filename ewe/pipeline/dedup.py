@@ -125,6 +125,19 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8) -> dict[str, Any]:
         return _summary(store)
 
 
+def read_duplicates(dataset: Path) -> dict[str, Any]:
+    """The manifest of DATASET/duplicates/.
+
+    Raises:
+        DataError: dedup has not run on the dataset as it is.
+        IncompleteError: dedup has not finished.
+    """
+    manifest = read_manifest(dataset / FOLDER, "duplicates")
+    if manifest["config"]["dataset_sha256"] != _sha256(read_manifest(dataset, "dataset")):
+        raise DataError(f"{dataset / FOLDER} is of another dataset; remove it and run ewe-data dedup again.")
+    return manifest
+
+
 def leaking(dataset: Path) -> set[str]:
     """Publication numbers of the test rows of DATASET that have a near-copy in train.
 
@@ -132,9 +145,7 @@ def leaking(dataset: Path) -> set[str]:
         DataError: dedup has not run on it as it is.
         IncompleteError: dedup has not finished.
     """
-    manifest = read_manifest(dataset / FOLDER, "duplicates")
-    if manifest["config"]["dataset_sha256"] != _sha256(read_manifest(dataset, "dataset")):
-        raise DataError(f"{dataset / FOLDER} is of another dataset; remove it and run ewe-data dedup again.")
+    read_duplicates(dataset)
     table = pq.read_table(dataset / FOLDER / "groups.parquet", columns=["publication_number", "leak"])
     return set(table.filter(table["leak"].is_valid())["publication_number"].to_pylist())
 
