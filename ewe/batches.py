@@ -6,6 +6,7 @@ other state. Only the files of the split that is asked for are opened: training 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -154,13 +155,15 @@ class Plan:
         rows: (N,) the rows to train on.
         batch_size: rows a step; an epoch's last step may have fewer.
         epochs: passes over the rows.
+        min_steps: more epochs, until there are so many steps.
         seed: of the order.
     """
 
-    def __init__(self, rows: NDArray[np.int64], batch_size: int, epochs: int, seed: int) -> None:
+    def __init__(self, rows: NDArray[np.int64], batch_size: int, epochs: int, min_steps: int, seed: int) -> None:
         self._rows, self._size, self._seed = rows, batch_size, seed
-        self.steps_an_epoch = -(-len(rows) // batch_size)
-        self.steps = epochs * self.steps_an_epoch
+        self.steps_an_epoch = math.ceil(len(rows) / batch_size)
+        self.epochs = max(epochs, math.ceil(min_steps / self.steps_an_epoch))
+        self.steps = self.epochs * self.steps_an_epoch
         self._shuffled = (-1, rows)  # the epoch at hand and its order
 
     def rows(self, step: int) -> NDArray[np.int64]:

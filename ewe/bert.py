@@ -33,6 +33,7 @@ class BertConfig:
     labels: int = 1328
     dropout: float = 0.1  # of embeddings, attention, hidden states and the pooled vector
     focus: bool = True  # whether letters and words know their positions
+    init_std: float = STD  # of the linear layers' weights at the start; narrow models start from more
 
     @property
     def w(self) -> int:
@@ -59,7 +60,11 @@ class Attention(nn.Module):
             k, v = linear(x, self.qkv.weight[w:], self.qkv.bias[w:]).chunk(2, -1)
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in (q, k, v))
         dropout = self.dropout if self.training else 0.0
-        y = scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        if x.device.type == "cpu" and q.dtype == torch.bfloat16:  # torch's backward takes five times as long in bf16
+            with torch.autocast("cpu", enabled=False):
+                y = scaled_dot_product_attention(q.float(), k.float(), v.float(), attn_mask=mask, dropout_p=dropout)
+        else:
+            y = scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
         out: Tensor = self.out(y.transpose(1, 2).flatten(-2))
         return out
 
@@ -125,7 +130,7 @@ class EweBert(nn.Module):
         | tensor | start |
         |---|---|
         | elements, letters, words | N(0, 0.02), padding 0 |
-        | weights of linear layers | N(0, 0.02) |
+        | weights of linear layers | N(0, config.init_std), BERT's 0.02 |
         | biases of linear layers | 0 |
         | LayerNorm | weight 1, bias 0 |
         """
@@ -133,7 +138,7 @@ class EweBert(nn.Module):
             if isinstance(module, ElementwiseEmbedding | nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=STD)
+                nn.init.normal_(module.weight, std=self.config.init_std)
                 nn.init.zeros_(module.bias)
 
     def forward(self, ids: Tensor) -> Tensor:

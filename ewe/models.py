@@ -38,6 +38,7 @@ def shape(
     heads: int = 0,
     dropout: float = 0.1,
     focus: bool = True,
+    init_std: float = 0.02,
 ) -> dict[str, Any]:
     """What a model of this name is built from, as JSON values.
 
@@ -52,6 +53,7 @@ def shape(
         heads: 0 for one a letter, h = v.
         dropout: as the parent has it.
         focus: whether letters and words know their positions.
+        init_std: of the linear layers' weights at the start.
 
     Raises:
         UsageError: the name is unknown, or the sizes do not fit each other.
@@ -63,7 +65,7 @@ def shape(
     heads = heads or v
     if width % v or width % heads:
         raise UsageError(f"--width {width} must be a multiple of the tensors' {v} letters and of --heads {heads}.")
-    return asdict(BertConfig(u, v, width // v, layers, heads, 4 * width, labels, dropout, focus))
+    return asdict(BertConfig(u, v, width // v, layers, heads, 4 * width, labels, dropout, focus, init_std))
 
 
 def build(model: str, shape: Mapping[str, Any]) -> EweBert:

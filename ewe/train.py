@@ -34,6 +34,7 @@ from ewe.metrics import count, cross_entropy
 from ewe.store import Store, publish_json
 
 LOG_EVERY = 10  # steps: how often losses leave the device, are looked at and written
+REPORTS = 20  # how often at most a run says how it does, held-out rows included: at the ends of epochs
 
 
 def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: Any) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     L = len(meta.label_names)
     if not len(rows) or not L:
         raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
-    sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus")}
+    sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus", "init_std")}
     shape = models.shape(config.model, u=meta.u, v=meta.v, tokenizer=meta.tokenizer, labels=L, **sizes)
 
     with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
@@ -82,7 +83,8 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
                 odds = (counts + 0.5) / (len(rows) - counts + 0.5)
                 model.head.bias.data = torch.from_numpy(np.log(odds)).float()
             stepper = Stepper(model.to(compute.device), config, compute)
-            loss, rate = Training(out, config, meta.label_names, split, rows, holdout, stepper).go()
+            training = Training(out, config, meta.label_names, split, rows, holdout, stepper)
+            loss, rate = training.go()
         with store.write("model.safetensors") as path:
             save_file(model.state_dict(), path)
         store.record(journal.NAME)
@@ -91,7 +93,8 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
             "parameters": sum(p.numel() for p in model.parameters()),
             "rows": len(rows),
             "held_out_rows": len(holdout),
-            "epochs": config.epochs,
+            "epochs": training.plan.epochs,
+            "steps": training.plan.steps,
             "loss": loss,
             "compute": str(compute),
             "made_up": meta.made_up,
@@ -151,7 +154,8 @@ class Training:
     stepper: Stepper
 
     def __post_init__(self) -> None:
-        self.plan = Plan(self.rows, self.config.batch_size, self.config.epochs, self.config.seed)
+        config = self.config
+        self.plan = Plan(self.rows, config.batch_size, config.epochs, config.min_steps, config.seed)
         self.model, self.compute = self.stepper.model, self.stepper.compute
         self.state = (self.model, self.stepper.optimizer, self.stepper.scaler, self.compute)
         self.pending: list[Tensor] = []  # losses that are still on the device
@@ -181,9 +185,9 @@ class Training:
                 if step % LOG_EVERY == 0 or at == 0 or due:
                     self._settle(log, step)
                 advance(len(rows), f"loss {log.losses[-1]:.4f}" if log.losses else "")
-                if at == 0:
+                if at == 0 and epoch * REPORTS // plan.epochs > (epoch - 1) * REPORTS // plan.epochs:
                     rate = (plan.examples(step) - started) / (time.perf_counter() - begun)
-                    news = f"epoch {epoch} of {config.epochs}: loss {self._loss(log):.4f}, {rate:,.0f} examples/s"
+                    news = f"epoch {epoch} of {plan.epochs}: loss {self._loss(log):.4f}, {rate:,.0f} examples/s"
                     progress.say(news + self._look(log, step, epoch))
 
                 # -- what it leaves ---------------------------------------------------------------------------------
@@ -215,7 +219,7 @@ class Training:
         evidence = {
             "step": index + 1,
             "losses": [str(loss) for loss in losses],
-            "texts": [number.decode("ascii", "replace") for number in self.split.numbers[self.plan.rows(index)]],
+            "texts": [number.decode(errors="replace") for number in self.split.numbers[self.plan.rows(index)]],
             "broken_parameters": [name for name, p in weights if not bool(p.isfinite().all())],
         }
         path = self.run / f"broken-step-{index + 1:08d}.json"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_tensors import write_tensors
 
-from ewe.batches import Meta, Split, epoch_order, held_out
+from ewe.batches import Meta, Plan, Split, epoch_order, held_out
 from ewe.errors import DataError, IncompleteError, UsageError
 
 
@@ -116,3 +116,19 @@ def test_content_hash_follows_content(folder: Path, tmp_path: Path):
     assert same.content_sha256("test_2015a") != meta.content_sha256("test_2015a")
     other = Meta.read(write_tensors(tmp_path / "other", {"train": 50}, seed=1))
     assert other.content_sha256("train") != meta.content_sha256("train")
+
+
+def test_a_plan_reads_every_row_once_an_epoch():
+    plan = Plan(np.arange(10, 60), batch_size=16, epochs=3, min_steps=0, seed=1)
+    assert (plan.steps_an_epoch, plan.epochs, plan.steps) == (4, 3, 12)
+    for epoch in range(3):
+        read = np.concatenate([plan.rows(step) for step in range(4 * epoch, 4 * epoch + 4)])
+        assert read.tolist() == epoch_order(np.arange(10, 60), 1, epoch).tolist()
+    assert [plan.examples(step) for step in (0, 1, 4, 11, 12)] == [0, 16, 50, 148, 150]
+    again = Plan(np.arange(10, 60), batch_size=16, epochs=3, min_steps=0, seed=1)
+    assert again.rows(9).tolist() == plan.rows(9).tolist()  # from the middle, without what came before
+
+
+def test_a_plan_takes_more_epochs_where_rows_are_few():
+    assert Plan(np.arange(50), 16, epochs=3, min_steps=13, seed=1).epochs == 4
+    assert Plan(np.arange(50), 16, epochs=3, min_steps=12, seed=1).epochs == 3

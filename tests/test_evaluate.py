@@ -14,7 +14,7 @@ from ewe.evaluate import evaluate_run
 from ewe.predict import load
 from ewe.train import train_model
 
-SMALL = {"preset": "tiny", "width": 8, "epochs": 1, "batch_size": 16, "device": "cpu", "holdout": 0.2}
+SMALL = {"preset": "tiny", "width": 8, "epochs": 1, "min_steps": 0, "batch_size": 16, "device": "cpu", "holdout": 0.2}
 
 
 @pytest.fixture(scope="module")

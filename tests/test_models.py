@@ -39,7 +39,7 @@ def test_notes_tell_the_papers_slip_and_the_caveat():
 
 def test_a_run(tmp_path: Path):
     tensors = write_tensors(tmp_path / "tensors", {"train": 20, "test": 5}, made_up=True)
-    train_model(tensors, tmp_path / "run", preset="tiny", width=8, epochs=1, device="cpu")
+    train_model(tensors, tmp_path / "run", preset="tiny", width=8, epochs=1, min_steps=0, device="cpu")
     evaluated = evaluate_run(tmp_path / "run", tensors)
     found = info_run(tmp_path / "run")
     assert (found["model"], found["preset"], found["made_up"]) == ("bert-ewe", "tiny", True)

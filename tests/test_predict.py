@@ -37,7 +37,9 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(tensors: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "run"
-    train_model(tensors, out, preset="tiny", width=8, epochs=2, batch_size=16, learning_rate=1e-2, device="cpu")
+    train_model(
+        tensors, out, preset="tiny", width=8, epochs=2, min_steps=0, batch_size=16, learning_rate=1e-2, device="cpu"
+    )
     return out
 
 
@@ -209,7 +211,7 @@ from ewe.train import train_model
 from ewe.evaluate import evaluate_run
 from ewe.predict import predict_file
 tensors, run = Path({str(tensors)!r}), Path({str(tmp_path)!r}) / "run"
-train_model(tensors, run, preset="tiny", width=8, epochs=1, device="cpu")
+train_model(tensors, run, preset="tiny", width=8, epochs=1, min_steps=0, device="cpu")
 evaluate_run(run, tensors)
 print(predict_file(run, tensors, run.parent / "out.jsonl")["rows"])
 """

@@ -24,7 +24,16 @@ from ewe.train import Stepper, learning_rate, train_model
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")
 cuda = pytest.param("cuda", marks=[pytest.mark.cuda, CARD])
 # dropout is on, so that random state matters; 70 rows by 16 make 5 steps an epoch, the last one smaller
-SMALL = {"preset": "tiny", "layers": 1, "width": 8, "heads": 2, "dropout": 0.2, "epochs": 3, "batch_size": 16}
+SMALL = {
+    "preset": "tiny",
+    "layers": 1,
+    "width": 8,
+    "heads": 2,
+    "dropout": 0.2,
+    "epochs": 3,
+    "min_steps": 0,
+    "batch_size": 16,
+}
 SMALL |= {"checkpoint_every": 4, "device": "cpu", "seed": 5}
 
 
@@ -206,7 +215,15 @@ def test_two_runs_are_equal_to_the_bit_and_seeds_differ(whole: Path, tensors: Pa
 
 def test_it_learns(tmp_path: Path):
     tensors = write_tensors(tmp_path / "tensors", {"train": 1000})
-    choices = {"width": 32, "epochs": 8, "batch_size": 16, "learning_rate": 5e-3, "device": "cpu", "holdout": 0.1}
+    choices = {
+        "width": 32,
+        "epochs": 8,
+        "min_steps": 0,
+        "batch_size": 16,
+        "learning_rate": 5e-3,
+        "device": "cpu",
+        "holdout": 0.1,
+    }
     summary = train_model(tensors, tmp_path / "run", preset="tiny", **choices)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     found = [line["holdout"]["f1"] for line in lines if "holdout" in line]
