@@ -266,7 +266,7 @@ class JsonTable(Table):
 
     kind = "json"
 
-    def _tables(self, rows: int, *, texts: bool) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - a line is read whole
+    def _tables(self, rows: int, *, texts: bool) -> Iterator[pa.RecordBatch]:
         number = 0
         for file in self.files:
             batch: list[tuple[bytes, list[bytes], bytes, bytes]] = []
@@ -283,7 +283,8 @@ class JsonTable(Table):
                         odd = ", ".join(sorted({*extra} ^ {*optional}))
                         raise DataError(f"{where} and the lines before it do not all have {odd}; give it on every one.")
                     key = next((name for name in extra if name in _IDS), None)
-                    batch.append(_json_row(row, where, row[key] if key else number))
+                    text, names, split, identity = _json_row(row, where, row[key] if key else number)
+                    batch.append((text if texts else b"", names, split, identity))
                     number += 1
                     if len(batch) == rows:
                         yield _json_batch(batch)
