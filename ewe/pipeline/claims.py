@@ -25,4 +25,12 @@ def write_claims(claims: Iterable[str]) -> str | None:
         return None
     numbered = [f"{n}. {claim}" for n, claim in enumerate(known, 1)]
     lines = "\n".join(numbered)
-    return lines if split_claims(lines) == known else "".join(claim + CLAIM_END for claim in numbered)
+    if not _may_mislead(known) or split_claims(lines) == known:
+        return lines
+    return "".join(claim + CLAIM_END for claim in numbered)
+
+
+def _may_mislead(claims: list[str]) -> bool:
+    """Whether lines need a second look, which costs more than all the rest: few do."""
+    inner = f" {len(claims) + 1}. "
+    return inner in claims[-1] or not all(claims) or any(claim[0] in ",.;0123456789" for claim in claims)
