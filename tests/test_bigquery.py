@@ -330,7 +330,7 @@ def test_the_result_expires_by_itself_and_is_read_from_a_dataset_of_the_projects
     assert query["labels"] == {"tool": "ewe-data", "query": "grants"}
 
 
-@pytest.mark.parametrize("trouble", ["refused", "unknown", "never expires", "no room"])
+@pytest.mark.parametrize("trouble", ["refused", "unknown", "failing", "never expires", "no room"])
 def test_without_a_dataset_the_result_stays_in_the_services_own(
     tmp_path: Path, service: Service, expected: dict[str, bytes], trouble: str
 ) -> None:
@@ -338,6 +338,8 @@ def test_without_a_dataset_the_result_stays_in_the_services_own(
         service.fail("datasets.insert", 403, "accessDenied")
     elif trouble == "unknown":
         service.fail("datasets.insert", 404, "notFound")
+    elif trouble == "failing":
+        service.fail("datasets.insert", 500, "internalError", times=3)
     elif trouble == "never expires":
         reference = {"projectId": "my-project", "datasetId": "ewe_us"}
         service.datasets["my-project.ewe_us"] = {"datasetReference": reference}

@@ -29,6 +29,7 @@ from ewe import __version__
 from ewe.errors import DataError, IncompleteError, ServiceError, UsageError
 from ewe.pipeline import schema
 from ewe.pipeline.cloud import (
+    FAILURES,
     PASSING_REASONS,
     PAUSES,
     REFUSED,
@@ -300,17 +301,17 @@ class BigQueryEngine:
         dataset.location = record.location
         dataset.default_table_expiration_ms = int(LIFETIME.total_seconds() * 1000)
         dataset.description = "Results of ewe-data fetch; each table expires by itself."
-        client = self._cloud.client
+        client, call = self._cloud.client, self._cloud.call
         try:
             try:
-                self._cloud.call(lambda: client.create_dataset(dataset, retry=None, timeout=TIMEOUT))
+                call(lambda: client.create_dataset(dataset, retry=None, timeout=TIMEOUT), patience=2)
             except exceptions.Conflict:
-                found = self._cloud.call(lambda: client.get_dataset(dataset.reference, retry=None, timeout=TIMEOUT))
+                found = call(lambda: client.get_dataset(dataset.reference, retry=None, timeout=TIMEOUT), patience=2)
                 if not found.default_table_expiration_ms:
                     warn(f"Tables in {self.project}.{dataset.dataset_id} never expire; the result stays elsewhere.")
                     return None
-        except exceptions.GoogleAPICallError as error:
-            say(f"No dataset for the result ({reason(error)}); it stays in one of BigQuery's own, a day.")
+        except (*FAILURES, KeyError) as error:  # KeyError: the answer is no dataset
+            say(f"No dataset for the result ({reason(error) or error}); it stays in one of BigQuery's own for a day.")
             return None
         return f"{self.project}.{dataset.dataset_id}.{record.job_id.replace('-', '_')}"
 

@@ -44,6 +44,7 @@ PASSING_REASONS = frozenset(
     {"backendError", "internalError", "rateLimitExceeded", "tableUnavailable"}
     | {"jobBackendError", "jobInternalError", "jobRateLimitExceeded"}
 )
+FAILURES = (exceptions.GoogleAPICallError, requests.RequestException, TransportError)  # of one request
 CHANNEL = (("grpc.keepalive_time_ms", 60_000), ("grpc.keepalive_timeout_ms", 60_000))  # notices a dead line
 LOGIN = "run: gcloud auth application-default login"
 
@@ -94,12 +95,14 @@ class Cloud:
             what = str(error).split(". ")[0].rstrip(".")
             raise ServiceError(f"There are no usable Google credentials ({what}); {LOGIN}.") from None
 
-    def call(self, request: Callable[[], T]) -> T:
-        """The answer to a request, which is tried again while its failures are of the passing kind."""
+    def call(self, request: Callable[[], T], patience: int = len(PAUSES)) -> T:
+        """The answer to a request, which is tried again, so many times, while its failures are of the passing kind."""
         for tries in itertools.count():
             try:
                 return request()
-            except (exceptions.GoogleAPICallError, requests.RequestException, TransportError) as error:
+            except FAILURES as error:
+                if tries == patience:
+                    raise
                 self.pause(error, tries)
         raise AssertionError("tries are counted without end")
 

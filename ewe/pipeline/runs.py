@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from ewe.errors import DataError
 
 KEY = "publication_number"  # what rows are sorted by
-RUN_BYTES = 64 << 20  # of rows sorted in memory at once
-RUN_BATCH = 256  # rows; what merging holds of each spilled run
+RUN_BYTES = 32 << 20  # of rows sorted in memory at once
+RUN_BATCH = 64  # rows; what merging holds of each spilled run
 
 
 def sorted_runs(tables: Iterable[pa.Table], folder: Path) -> list[Iterator[pa.Table]]:
