@@ -62,6 +62,7 @@ class FakeBigQuery:
         polls: how many looks a job takes until it is done.
         streams, batch_rows: into how many streams a session is cut, and each into messages of how many rows.
         hooks: method -> called before each call of it, in the server's thread.
+        words: method -> what its failures say.
         schema_in: "session", or "response" for services that send the schema with the first rows.
         codec: how rows are compressed; None leaves it to the client, "none" is not at all.
         layout: what the source's resource says of partitions and clusters.
@@ -86,6 +87,7 @@ class FakeBigQuery:
         self.layout: dict[str, Any] = {}
         self.swallowed = 0
         self.hooks: dict[str, Callable[[], None]] = {}
+        self.words: dict[str, str] = {}
         self._faults: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._lock = threading.RLock()
         self._made = itertools.count()
@@ -192,7 +194,7 @@ class FakeBigQuery:
             self.hooks[method]()
         fault = self.due_fault(method)
         if fault and not fault["late"]:
-            raise RefusalError(fault["status"], fault["reason"], f"{method} fails as told")
+            raise RefusalError(fault["status"], fault["reason"], self.words.get(method, f"{method} fails as told"))
         with self._lock:
             answer: dict[str, Any] = {
                 "jobs.get": lambda: self._get_job(rest[0]),

@@ -330,7 +330,7 @@ def test_the_result_expires_by_itself_and_is_read_from_a_dataset_of_the_projects
     assert query["labels"] == {"tool": "ewe-data", "query": "grants"}
 
 
-@pytest.mark.parametrize("trouble", ["refused", "unknown", "failing", "never expires", "no room"])
+@pytest.mark.parametrize("trouble", ["refused", "unknown", "failing", "never expires", "no room", "no room at once"])
 def test_without_a_dataset_the_result_stays_in_the_services_own(
     tmp_path: Path, service: Service, expected: dict[str, bytes], trouble: str
 ) -> None:
@@ -343,8 +343,11 @@ def test_without_a_dataset_the_result_stays_in_the_services_own(
     elif trouble == "never expires":
         reference = {"projectId": "my-project", "datasetId": "ewe_us"}
         service.datasets["my-project.ewe_us"] = {"datasetReference": reference}
-    else:
+    elif trouble == "no room":
         service.fail("job", "Your project exceeded quota for free storage for projects.", "quotaExceeded")
+    else:
+        service.fail("jobs.insert", 403, "quotaExceeded", after=1)
+        service.words["jobs.insert"] = "Your project exceeded quota for free storage for projects."
 
     service.fetch(tmp_path / "raw")
 

@@ -235,7 +235,12 @@ class BigQueryEngine:
                 started += 1
                 record = self._priced(self._record(location, attempt, sha256), start, end)
                 _keep(store, record)
-                job = self._run(record, start, end)
+                try:
+                    job = self._run(record, start, end)
+                except exceptions.Forbidden as error:
+                    if not self._out_of_room(reason(error), str(error)):
+                        raise
+                    continue
             if job is None:
                 continue  # it was never created
             if job.error_result:
@@ -401,12 +406,15 @@ class BigQueryEngine:
     def _ended_in_error(self, error: Mapping[str, Any], *, earlier: bool) -> None:
         """Raise what a job ended with, unless another attempt may do better; an error bills nothing."""
         word, message = str(error.get("reason", "")), str(error.get("message", ""))
-        no_room = self._own_dataset and word == "quotaExceeded" and "free storage" in message
-        if not (earlier or no_room or word in PASSING_REASONS):
+        if not (self._out_of_room(word, message) or earlier or word in PASSING_REASONS):
             raise sentence(word, message)
-        if no_room:  # a project without billing; the service's own tables take none of its room
-            self._own_dataset = False
         say(f"A job ended in error ({word}), which bills nothing; trying again.")
+
+    def _out_of_room(self, word: str, message: str) -> bool:
+        """Whether a project without billing has no room for the result; the next one stays with the service."""
+        full = self._own_dataset and word == "quotaExceeded" and "free storage" in message
+        self._own_dataset &= not full
+        return full
 
     def _ended(self, job: Any, record: Job) -> Job:
         """The record of a job that ended well: where its result is, how long it is and what it billed."""
