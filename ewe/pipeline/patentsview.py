@@ -162,7 +162,10 @@ class PatentsviewEngine:
         return {"source": "patentsview", "labels": self.labels, "input_sha256": fingerprint(files, ".tsv")}
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of the source; patents = grants + repeated + left_out + withdrawn + outside_window."""
+        """What the manifest says of the source.
+
+        patents = grants + repeated + left_out + withdrawn + outside_window
+        """
         return {"made_up": False, "labels": self.labels, "input_files": len(self._used), **self._facts}
 
     def scan(self, store: Store, start: dt.date, end: dt.date) -> None:
@@ -198,7 +201,7 @@ class PatentsviewEngine:
         found = [(dt.date.fromisoformat(day), numbers) for day, numbers in self._numbers(PATENT)]
         granted = np.full(1 + max((numbers.max() for _, numbers in found), default=0), _NO_DAY, np.int32)
         for day, numbers in reversed(found):  # of a patent that stands there twice, the first counts
-            granted[numbers] = (day - dt.date(1970, 1, 1)).days
+            granted[numbers] = _days(day)
         return granted
 
     def _numbers(self, name: str) -> Iterator[tuple[str, NDArray[np.int32]]]:

@@ -96,17 +96,18 @@ class UsptoEngine:
                 raise DataError(f"{other} and {path} are the same week; remove one of them.")
             _check(path)
         self._keys: dict[Path, list[str]] = {}  # of each scanned part, the month of each of its batches
-        self._counts: Counter[str] = Counter()
-        self._left_out: Counter[str] = Counter()
+        self._facts: dict[str, Any] = {}
 
     def config(self) -> dict[str, Any]:
         """What decides the result: the files, by the checksums in them."""
         return {"source": "uspto", "input_sha256": fingerprint(self.files, ".xml")}
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of the source; documents = grants + left_out + outside_window + broken."""
-        left_out = {"left_out": dict(sorted(self._left_out.items()))} if self._counts else {}
-        return {"made_up": False, "labels": "at-issue", "input_files": len(self.files), **self._counts, **left_out}
+        """What the manifest says of the source.
+
+        documents = grants + repeated + left_out + outside_window + broken
+        """
+        return {"made_up": False, "labels": "at-issue", "input_files": len(self.files), **self._facts}
 
     def scan(self, store: Store, start: dt.date, end: dt.date) -> None:
         """Read every file once, several at a time, each into a hidden part of RAW."""
@@ -119,15 +120,16 @@ class UsptoEngine:
                 store.record(job.part, {"counts": found.counts, "left_out": found.left_out})
                 advance()
         self._keys = {store.folder / job.part: read_keys(store.folder / job.part) for job in jobs}
-        for job in jobs:
-            self._counts.update(store.manifest["files"][job.part]["counts"])
-            self._left_out.update(store.manifest["files"][job.part]["left_out"])
         repeated = list(self._repeated())
-        self._counts["repeated"] = len(repeated)
-        if self._counts["broken"] or repeated:
+        counts, left_out = Counter(grants=-len(repeated), repeated=len(repeated)), Counter[str]()
+        for job in jobs:
+            counts.update(store.manifest["files"][job.part]["counts"])
+            left_out.update(store.manifest["files"][job.part]["left_out"])
+        self._facts = {**counts, "left_out": dict(sorted(left_out.items()))}
+        if counts["broken"] or repeated:
             lists = [store.folder / job.broken for job in jobs if store.has(job.broken)]
             store.write_text(BROKEN, "".join(each.read_text(encoding="utf-8") for each in lists) + _lines(repeated))
-            what = f"documents left out: {self._counts['broken']} broken, {len(repeated)} repeated"
+            what = f"documents left out: {counts['broken']} broken, {len(repeated)} repeated"
             warn(f"{what}; {store.folder / BROKEN} lists them with the reason.")
 
     def read(self, store: Store, month: str) -> Iterator[pa.Table]:  # noqa: ARG002  the parts are known by path
