@@ -30,8 +30,8 @@ from ewe.store import Store, read_json, read_manifest, sha256_json
 
 FOLDER = "duplicates"
 PART_ROWS = 16_384  # rows a part, so that a killed run repeats no more
-BATCH_ROWS = 2_048  # rows of text in memory at a time, a worker
-WORKERS = os.cpu_count() or 1
+BATCH_ROWS = 1_024  # rows of text in memory at a time, a worker
+WORKERS = min(os.cpu_count() or 1, 8)  # parts in work at a time
 DIGEST = 16  # bytes of BLAKE2b that tell texts apart
 
 LEAKS = ("same_family", "other_family")
@@ -226,7 +226,8 @@ def _signed(store: Store, part: Part) -> UInt32:
 def _collapse(store: Store, parts: list[Part]) -> Int64:
     """Of each row the first row whose lower-cased text is the same."""
     empty = np.empty((0, DIGEST // 4), np.uint32)
-    digests = np.concatenate([empty, *(_signed(store, part)[:, PERMUTATIONS:] for part in parts)]).view(np.uint64)
+    digests = np.concatenate([empty, *(_signed(store, part)[:, PERMUTATIONS:].copy() for part in parts)])
+    digests = digests.view(np.uint64)
     order = np.lexsort(digests.T)  # stable: the first row comes first
     new = np.ones(len(order), np.bool_)
     new[1:] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
@@ -280,8 +281,11 @@ def _texts(store: Store, parts: list[Part], chosen: Int64, advance: Callable[...
         with store.write(names[1]) as temporary, temporary.open("wb") as file:
             np.save(file, np.cumsum(indptr))
     indptr = np.load(store.folder / names[1])
-    hashes = np.memmap(store.folder / names[0], np.uint64, "r") if indptr[-1] else np.empty(0, np.uint64)
-    return Texts(signatures, ShingleSets(np.asarray(hashes), indptr))
+
+    def hashes() -> UInt64:
+        return np.memmap(store.folder / names[0], np.uint64, "r") if indptr[-1] else np.empty(0, np.uint64)
+
+    return Texts(signatures, indptr, hashes)
 
 
 # -- groups, leaks and what is written ---------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
+from ewe.pipeline.minhash import PERMUTATIONS, Int64, UInt32, UInt64
 
+AT_ONCE = 16_384  # texts, or so, before the sets are opened anew: pages of a map that were read count as memory
 MISSED = 1e-9  # chance at which a link may be passed over for its signatures' sake
 
 Float64 = NDArray[np.float64]
@@ -30,7 +31,10 @@ class Texts(NamedTuple):
 
     signatures: UInt32
     """(N, 128)"""
-    sets: ShingleSets
+    indptr: Int64
+    """(N+1,) where each one's set starts"""
+    hashes: Callable[[], UInt64]
+    """opens the sets: sorted hashes, row after row"""
 
 
 class Links(NamedTuple):
@@ -68,19 +72,14 @@ def link(texts: Texts, banded: Iterable[tuple[Int64, Int64]], rows: int, jaccard
     pairs = np.empty((N, 2), np.int64)
     similarity = np.empty(N)
     found = 0
+    bar = jaccard, least_agreement(jaccard)
     for band, (members, starts) in enumerate(banded):
-        found = _link_band(
-            texts.signatures,
-            *texts.sets,
-            (jaccard, least_agreement(jaccard)),
-            (band, rows),
-            members,
-            starts,
-            roots,
-            pairs,
-            similarity,
-            found,
-        )
+        last = 0
+        for cut in np.searchsorted(starts, range(AT_ONCE, len(members) + AT_ONCE, AT_ONCE)):
+            some = starts[last : cut + 1]
+            sets = texts.signatures, texts.hashes(), texts.indptr
+            found = _link_band(*sets, bar, (band, rows), members, some, roots, pairs, similarity, found)
+            last = cut
     _flatten(roots)
     return Links(pairs[:found], similarity[:found], roots)
 
@@ -98,9 +97,15 @@ def nearest(
     """
     starts = np.searchsorted(among[0], of[0], "left")
     ends = np.searchsorted(among[0], of[0], "right")
-    return _nearest(  # type: ignore[no-any-return]
-        texts.signatures, *texts.sets, (jaccard, least_agreement(jaccard)), of[1], of[2], starts, ends, *among[1:]
-    )
+    near = np.full(len(starts), -1)
+    similarity = np.zeros(len(starts))
+    bar = jaccard, least_agreement(jaccard)
+    for start in range(0, len(starts), AT_ONCE):
+        some = slice(start, start + AT_ONCE)
+        sets = texts.signatures, texts.hashes(), texts.indptr
+        own = of[1][some], of[2][some], starts[some], ends[some]
+        _nearest(*sets, bar, *own, *among[1:], near[some], similarity[some])
+    return near, similarity
 
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
@@ -279,9 +284,9 @@ def _nearest(
     ends: Int64,
     among_texts: Int64,
     among_families: Int64,
-) -> tuple[Int64, Float64]:
-    near = np.full(len(texts), -1)
-    similarity = np.zeros(len(texts))
+    near: Int64,
+    similarity: Float64,
+) -> None:
     for i in range(len(texts)):
         for j in range(starts[i], ends[i]):
             related = families[i] == among_families[j]
@@ -294,4 +299,3 @@ def _nearest(
                 near[i], similarity[i] = j, alike
                 if related:
                     break
-    return near, similarity
