@@ -29,6 +29,7 @@ from ewe.errors import CostError, DataError, IncompleteError, ServiceError, Usag
 from ewe.pipeline import bigquery, price, schema
 from ewe.pipeline.bigquery import MAX_BYTES, BigQueryEngine, fingerprint, query_config, query_text
 from ewe.pipeline.fetch import fetch_grants, fetch_labels
+from ewe.pipeline.fetch import plan as fetch_plan
 from ewe.pipeline.local import ParquetEngine
 from ewe.store import verify
 
@@ -219,8 +220,9 @@ def test_a_dry_run_prices_the_query_as_shipped_and_inserts_nothing(service: Serv
     service.layout = {"clustering": {"fields": ["country_code"]}, "timePartitioning": {"type": "DAY"}}
     table = service.tables[SOURCE]
 
-    plan = service.engine().plan(**WINDOW)
+    plan = fetch_plan(service.engine(), **WINDOW)
 
+    assert (plan["source"], plan["start"]) == ("bigquery", "2010-01-01")
     assert plan["bytes"] == sum(table[name].nbytes for name in schema.PUBLICATIONS.names)
     assert (plan["partitioned"], plan["clustered_by"]) == (True, ["country_code"])
     assert plan["usd"] == plan["usd_with_free_tib"] == 0.0

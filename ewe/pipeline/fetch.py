@@ -12,7 +12,7 @@ import itertools
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -51,6 +51,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Priced(Protocol):
+    """An engine whose scan costs money."""
+
+    def plan(self, start: dt.date, end: dt.date) -> dict[str, Any]:
+        """What a scan would read and cost."""
+        ...
+
+
 def fetch_grants(engine: Engine, out: Path, *, start: dt.date, end: dt.date) -> dict[str, Any]:
     """Write the grants of [start, end], both inclusive, to OUT/grants-YYYY-MM.parquet.
 
@@ -73,8 +82,7 @@ def fetch_labels(engine: Engine, out: Path, *, start: dt.date, end: dt.date) -> 
 
 
 def _fetch(engine: Engine, out: Path, kind: str, prefix: str, start: dt.date, end: dt.date) -> dict[str, Any]:
-    if end < start:
-        raise UsageError(f"The window ends ({end}) before it starts ({start}); swap --start and --end.")
+    _check_window(start, end)
     columns = sha256_json([[field.name, str(field.type)] for field in engine.columns])
     config = {**engine.config(), "columns_sha256": columns, "start": start.isoformat(), "end": end.isoformat()}
     with Store(out, kind, config) as store:
@@ -125,6 +133,11 @@ def _write_shard(store: Store, name: str, columns: pa.Schema, tables: Iterable[p
                 facts["rows"] += table.num_rows
 
 
+def _check_window(start: dt.date, end: dt.date) -> None:
+    if end < start:
+        raise UsageError(f"The window ends ({end}) before it starts ({start}); swap --start and --end.")
+
+
 def _months(start: dt.date, end: dt.date) -> Iterator[str]:
     year, month = start.year, start.month
     while (year, month) <= (end.year, end.month):
@@ -151,5 +164,7 @@ def _summary(out: Path, manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan(engine: Engine, *, start: dt.date, end: dt.date) -> dict[str, Any]:
-    """What `fetch_grants` would read, without writing anything."""
-    return {**engine.config(), "start": start.isoformat(), "end": end.isoformat(), **engine.facts()}
+    """What `fetch_grants` would read and, where it costs money, its price; writes nothing."""
+    _check_window(start, end)
+    found = engine.plan(start, end) if isinstance(engine, Priced) else engine.facts()
+    return {**engine.config(), "start": start.isoformat(), "end": end.isoformat(), **found}
