@@ -395,12 +395,24 @@ def test_another_folder_reads_the_same_result_for_nothing(
     tmp_path: Path, service: Service, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service.fetch(tmp_path / "one")
+    service.change(grants(5))
+    capsys.readouterr()
     service.fetch(tmp_path / "two")
+    said = capsys.readouterr().err
 
     assert len(service.billed) == 1
     assert shards(tmp_path / "one") == shards(tmp_path / "two")
-    service.fetch(tmp_path / "three", pay_again=True)
+    assert "nothing to pay" in said
+    assert "has changed since its scan" in said
+    assert service.fetch(tmp_path / "three", pay_again=True)["rows"] == 5
     assert len(service.billed) == 2
+
+
+def test_an_adopted_result_that_expires_has_its_price_too(tmp_path: Path, service: Service) -> None:
+    service.fetch(tmp_path / "one")
+    service.hooks["ReadRows"] = service.expire
+    with pytest.raises(IncompleteError, match=r"\$6\.25 a TiB"):
+        service.fetch(tmp_path / "two")
 
 
 def test_an_expired_result_stops_with_its_price_and_only_consent_pays_again(tmp_path: Path, service: Service) -> None:

@@ -248,6 +248,9 @@ class BigQueryEngine:
                 continue
             record = self._ended(job, record)
             if self._stands(record):
+                if found and not recorded:
+                    say(f"The result of an earlier fetch's job {record.job_id} stands: nothing to pay.")
+                    self._warn_of_changes(record, sha256)
                 _keep(store, record)
                 return record
             if not found or (recorded and not self.pay_again):
@@ -554,11 +557,8 @@ def _keep(store: Store, job: Job) -> None:
 
 
 def _expired(job: Job) -> IncompleteError:
-    cost = (
-        ""
-        if job.estimated_bytes is None
-        else f" ({show_bytes(job.estimated_bytes)}, {show_price(job.estimated_bytes)})"
-    )
+    scanned = job.estimated_bytes or job.billed_bytes
+    cost = f" ({show_bytes(scanned)}, {show_price(scanned)})" if scanned else ""
     return IncompleteError(
         f"The result of job {job.job_id} has expired; a new scan{cost} takes --pay-again, or another --out."
     )

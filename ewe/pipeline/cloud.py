@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # its news of closed connections is nobody's
 
@@ -157,8 +158,11 @@ def sentences() -> Iterator[None]:
     except exceptions.GoogleAPICallError as error:
         raise sentence(reason(error), str(_details(error).get("message") or error.message), error.code) from error
     except (requests.RequestException, TransportError) as error:
-        what = str(error).splitlines()[0][:200]
-        raise ServiceError(f"BigQuery cannot be reached ({what}); check the network, then run this again.") from error
+        sent = getattr(error, "request", None)
+        where = f"at {urlsplit(sent.url).netloc} " if sent is not None else ""
+        raise ServiceError(
+            f"BigQuery cannot be reached {where}({type(error).__name__}); check the network, then run this again."
+        ) from error
     except GoogleAuthError as error:
         raise sentence("authError", str(error)) from error
     except pa.ArrowInvalid as error:
