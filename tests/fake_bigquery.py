@@ -250,7 +250,7 @@ class FakeBigQuery:
             status |= {"errorResult": job["error"], "errors": [job["error"]]}
         resource = {"jobReference": job["reference"], "configuration": job["configuration"], "status": status}
         if state == "DONE" and not self.sparse:
-            now = str(int(self.modified.timestamp() * 1000))
+            now = job["time"]
             billed = {"totalBytesBilled": str(job["bytes"]), "totalBytesProcessed": str(job["bytes"])}
             resource["statistics"] = {"creationTime": now, "startTime": now, "endTime": now, "query": billed}
         return resource
@@ -283,6 +283,7 @@ class FakeBigQuery:
             "error": None,
             "bytes": max(10 * MIB, math.ceil(scanned / MIB) * MIB),
             "looks": 0,
+            "time": str(int(self.modified.timestamp() * 1000)),
         }
         if self.lost_jobs:
             self.lost_jobs -= 1

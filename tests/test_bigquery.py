@@ -814,6 +814,7 @@ def test_a_job_of_the_same_id_with_another_query_is_refused(tmp_path: Path, serv
             "error": None,
             "bytes": 0,
             "looks": 9,
+            "time": "0",
         }
 
     service.hooks["jobs.insert"] = lambda: (tmp_path / "raw" / "job.json").is_file() and take()
