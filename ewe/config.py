@@ -67,8 +67,9 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},  # 12 layers, w=768, h=16, 10 epochs of batch 32 at 2e-5, no warm-up
-    # For two cores and minutes. Without dropout, as attention with it takes thrice as long on a CPU. BERT's 0.02 suits
-    # w=768; at w=128 the text reaches material 0 so faintly that nothing is learnt for thousands of steps.
+    # For two cores and minutes. Without dropout, as a step with it takes twice as long on a CPU. The weights start
+    # at 1/sqrt(w): BERT's 0.02 suits w=768, but at w=128 it lets the text reach material 0 so faintly that nothing
+    # is learnt for a thousand steps and more.
     "tiny": {
         "layers": 2,
         "width": 128,

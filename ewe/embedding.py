@@ -25,8 +25,8 @@ def attention_mask(ids: Tensor) -> Tensor:
 class _Lookup(torch.autograd.Function):
     """E[ids] whose backward stands thousands of duplicates a row: ids hold 256 values, whatever their number.
 
-    `nn.Embedding`'s own backward takes eight times as long on a CPU and adds in no fixed order on a card;
-    both ways here are deterministic and equal to it within rounding.
+    `nn.Embedding`'s own backward takes up to eight times as long on a CPU (at c=8) and adds in no fixed
+    order on a card; both ways here are deterministic and equal to it within rounding.
     """
 
     @staticmethod

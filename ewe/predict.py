@@ -20,7 +20,7 @@ from ewe.batches import Meta, Split
 from ewe.compute import Compute
 from ewe.elements import encode
 from ewe.errors import DataError, UsageError
-from ewe.texts import read_texts
+from ewe.inputs import read_texts
 
 BATCH_SIZE = 128
 ROW_GROUP = 16_384  # rows of a row group in the predictions' Parquet
@@ -46,8 +46,9 @@ class Run:
         self.names: list[str] = self.labels["names"]
         self.threshold: float = self.config["training"]["threshold"]
         self.u, self.v = self.config["shape"]["u"], self.config["shape"]["v"]
-        self.model = models.build(self.config["model"], self.config["shape"])
-        self.model.load_state_dict(load_file(folder / "model.safetensors"))
+        with torch.device("meta"):  # draw no weights that are to be replaced
+            self.model = models.build(self.config["model"], self.config["shape"])
+        self.model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
         self.model.embedding.fold()
         self.model.to(compute.device).eval()
 
