@@ -38,7 +38,7 @@ def test_years_and_rows_with_several_first_codes_are_counted(
     facts = check_shards(fetch(tmp_path, rows), schema.RAW, **WINDOW)
 
     assert facts == {"years": {"2010": 1, "2011": 3}, "several_first": 1}
-    assert "1 grants have several CPC codes flagged first" in capsys.readouterr().err
+    assert "Grants with several CPC codes flagged first: 1" in capsys.readouterr().err
 
 
 def test_a_number_in_two_months_is_refused(tmp_path: Path) -> None:
