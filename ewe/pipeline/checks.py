@@ -73,7 +73,7 @@ def check_shards(paths: list[Path], columns: pa.Schema, start: dt.date, end: dt.
         facts["several_first"] = int(years["several"].sum())
         if facts["several_first"]:
             warn(
-                f"Grants with several CPC codes flagged first: {facts['several_first']:,}; relabel takes one by its rule."
+                f"Grants with several CPC codes flagged first: {facts['several_first']:,}; relabel chooses by its rule."
             )
     return facts
 
