@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import minhash, schema
 from ewe.pipeline.links import Float64, Links, Texts, link, nearest
-from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
+from ewe.pipeline.minhash import PERMUTATIONS, Int64, UInt32, UInt64
 from ewe.progress import bar, say
 from ewe.store import Store, read_json, read_manifest, sha256_json
 
@@ -139,7 +139,7 @@ def read_duplicates(dataset: Path) -> dict[str, Any]:
 
 
 def leaking(dataset: Path) -> set[str]:
-    """Publication numbers of the test rows of DATASET that have a near-copy in train.
+    """Publication numbers of the test rows of DATASET that have a near-copy in train, in relabeled/ or no_first/.
 
     Raises:
         DataError: dedup has not run on it as it is.
@@ -254,7 +254,8 @@ def _texts(store: Store, parts: list[Part], chosen: Int64, advance: Callable[...
     """Signatures and sets of these rows' texts (sorted); the sets stay on the disk until they are asked for."""
     names = ".sets/hashes", ".sets/indptr.npy"
 
-    def collect(part: Part) -> ShingleSets:
+    def collect(part: Part) -> tuple[UInt64, Int64]:
+        """Hashes, text after text, and how many each text has."""
         wanted = np.zeros(part.rows, np.bool_)
         wanted[chosen[stretches[part]] - part.start] = True
         sets = []
@@ -263,9 +264,7 @@ def _texts(store: Store, parts: list[Part], chosen: Int64, advance: Callable[...
             texts = batch.column(0).filter(pa.array(wanted[at : at + batch.num_rows]))
             sets.append(minhash.shingle_sets(minhash.lower(texts)))
             at += batch.num_rows
-        return ShingleSets(
-            np.concatenate([each.hashes for each in sets]), np.concatenate([np.diff(each.indptr) for each in sets])
-        )
+        return np.concatenate([each.hashes for each in sets]), np.concatenate([np.diff(each.indptr) for each in sets])
 
     signatures = np.empty((len(chosen), PERMUTATIONS), np.uint32)
     stretches = {part: stretch for part, stretch in _chosen(parts, chosen) if stretch.start < stretch.stop}
@@ -274,18 +273,18 @@ def _texts(store: Store, parts: list[Part], chosen: Int64, advance: Callable[...
     if not all(map(store.has, names)):
         indptr = np.zeros(len(chosen) + 1, np.int64)
         with store.write(names[0]) as temporary, temporary.open("wb") as file:
-            for part, sets in zip(stretches, _in_order(collect, list(stretches)), strict=True):
-                file.write(sets.hashes)
-                indptr[1:][stretches[part]] = sets.indptr
-                advance(len(sets.indptr))
+            for stretch, (hashes, sizes) in zip(stretches.values(), _in_order(collect, list(stretches)), strict=True):
+                file.write(hashes)
+                indptr[1:][stretch] = sizes
+                advance(len(sizes))
         with store.write(names[1]) as temporary, temporary.open("wb") as file:
             np.save(file, np.cumsum(indptr))
     indptr = np.load(store.folder / names[1])
 
-    def hashes() -> UInt64:
+    def open_hashes() -> UInt64:
         return np.memmap(store.folder / names[0], np.uint64, "r") if indptr[-1] else np.empty(0, np.uint64)
 
-    return Texts(signatures, indptr, hashes)
+    return Texts(signatures, indptr, open_hashes)
 
 
 # -- groups, leaks and what is written ---------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ewe.pipeline.minhash import PERMUTATIONS, Int64, UInt32, UInt64
 
-AT_ONCE = 16_384  # texts, or so, before the sets are opened anew: pages of a map that were read count as memory
+AT_ONCE = 2_048  # texts or so before the sets are opened anew: of a map 64 KB count as memory once one byte is read
 MISSED = 1e-9  # chance at which a link may be passed over for its signatures' sake
 
 Float64 = NDArray[np.float64]
