@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ewe.errors import DataError
@@ -150,18 +151,23 @@ def relabel_folder(
                 advance()
         _write_dropped(store, parts)
         _assert_nothing_lost(store, source["rows"])
-        rows = {config_name: {split: parts.rows(config_name, split) for split in splits} for config_name in CONFIGS}
-        for split in [split for split, count in rows["relabeled"].items() if not count]:
+        for split in [split for split in splits if not parts.rows("relabeled", split)]:
             warn(f"no row in split {split}; its shard is empty and load_dataset is not offered it.")
         counts = stats.count_labels(store, labels, list(splits))
         store.write_json("labels.json", {"scheme": scheme, **_with_counts(labels, counts)})
+        several_first = parts.fact("several_first")
         store.write_json(
-            "stats.json", stats.summarize(store, counts, list(splits), several_first=parts.fact("several_first"))
+            "stats.json",
+            stats.summarize(store, counts, list(splits), several_first=several_first, max_claims=max_claims),
         )
-        made_up = bool(source["made_up"])
-        store.write_text("README.md", card.front_matter(out, rows, labels, made_up=made_up))
-        made_with = {name: version(name) for name in ("ewe-patents", "polars", "pyarrow", "numba")}
-        store.finish(rows=source["rows"], made_up=made_up, made_with=made_with)
+        facts = {
+            "rows": source["rows"],
+            "made_up": bool(source["made_up"]),
+            "source": _source(source),
+            "made_with": {name: version(name) for name in ("ewe-patents", "polars", "pyarrow", "numba")},
+        }
+        store.write_text("README.md", card.write_card({**store.manifest, **facts}, labels))
+        store.finish(**facts)
         return _summary(store)
 
 
@@ -305,8 +311,9 @@ def _write_shard(
     if store.has(name):
         return
     order = [schema.DATASET.get_field_index(column) for column in ("grant_date", "publication_number")]
+    facts = {"rows": stop - start, "arrow_bytes": 0}
     with (
-        store.write(name, {"rows": stop - start}) as temporary,
+        store.write(name, facts) as temporary,
         pq.ParquetWriter(
             temporary,
             schema.DATASET,
@@ -318,7 +325,15 @@ def _write_shard(
         ) as writer,
     ):
         for table in _row_groups(parts.read(prefix, start, stop)):
-            writer.write_table(_add_labels(table, labels), row_group_size=ROW_GROUP)
+            labelled = _add_labels(table, labels)
+            facts["arrow_bytes"] += _arrow_bytes(labelled)
+            writer.write_table(labelled, row_group_size=ROW_GROUP)
+
+
+def _arrow_bytes(table: pa.Table) -> int:
+    """About the bytes in memory when `datasets` opens it, for the card: there labels are int64, here they are int16."""
+    labels = sum(len(pc.list_flatten(table[column])) for column in ("labels", "unordered_labels"))
+    return int(table.combine_chunks().nbytes + 6 * labels)
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -372,6 +387,13 @@ def _assert_nothing_lost(store: Store, rows: int) -> None:
     kept = sum(record["rows"] for name, record in files.items() if name.endswith(".parquet"))
     if kept != rows:
         raise DataError(f"{store.folder}: {rows} rows came in and {kept} went out; remove it and run again.")
+
+
+def _source(raw: dict[str, Any]) -> dict[str, Any]:
+    """What raw/'s manifest says of where the rows come from, without who paid for them."""
+    own = ("kind", "complete", "config", "config_sha256", "manifest_sha256", "files", "job_id")
+    config = {name: value for name, value in raw["config"].items() if name != "project"}
+    return {**config, **{name: value for name, value in raw.items() if name not in own}}
 
 
 def _summary(store: Store) -> dict[str, Any]:

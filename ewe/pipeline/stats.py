@@ -1,16 +1,25 @@
-"""Table 2 of the paper, and the dataset's other figures."""
+"""Table 2 of the paper, and the dataset's other figures: what stats.json holds and the report draws."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numba
 import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ewe.store import Store
 
-Counts = dict[tuple[str, str], np.ndarray]  # (kind of labels, split) -> documents with each label, int64 (L,)
+Ints = NDArray[np.int64]
+Counts = dict[tuple[str, str], Ints]  # (kind of labels, split) -> documents with each label (L,)
 # kind of counts -> its column, and the configs whose rows it counts
 KINDS = {
     "position": ("labels", ("relabeled",)),
@@ -18,6 +27,10 @@ KINDS = {
     "unordered": ("unordered_labels", ("relabeled", "no_first")),
 }
 MAJORS = 0.9  # share of all labels that the "Majors" hold, in training
+U, V = 128, 16  # encode's default materials and letters: what they cut off is counted here
+CLAIMS, WORDS, LETTERS = (1, 100), (50, 60), (1, 40)  # histograms: width and number of bins, the last one open
+LONGEST = 4096  # bytes of a word that are told apart
+WORKERS = 2  # shards in work at a time
 
 
 def count_labels(store: Store, labels: dict[str, list[str]], splits: list[str]) -> Counts:
@@ -30,16 +43,13 @@ def count_labels(store: Store, labels: dict[str, list[str]], splits: list[str]) 
         size = len(labels["position" if kind == "position" else "unordered"])
         for split in splits:
             counts[kind, split] = np.zeros(size, np.int64)
-            for config in configs:
-                for path in sorted(store.folder.glob(f"{config}/{split}-*.parquet")):
-                    with pq.ParquetFile(path) as file:
-                        for batch in file.iter_batches(columns=[column]):
-                            flat = batch.column(0).flatten().to_numpy()
-                            counts[kind, split] += np.bincount(flat, minlength=size)
+            for batch in _read([path for config in configs for path in _shards(store, config, split)], [column]):
+                flat = batch.column(0).flatten().to_numpy()
+                counts[kind, split] += np.bincount(flat, minlength=size)
     return counts
 
 
-def majors(train: np.ndarray) -> np.ndarray:
+def majors(train: Ints) -> Ints:
     """Indices of the shortest descending prefix of labels that holds MAJORS of all (spec, section 4)."""
     order = np.argsort(-train, kind="stable")
     return order[: int(np.searchsorted(np.cumsum(train[order]), MAJORS * train.sum())) + 1]
@@ -70,11 +80,13 @@ def table_2(counts: Counts, splits: list[str]) -> dict[str, dict[str, dict[str, 
     return table
 
 
-def _variation(counts: np.ndarray) -> float:
+def _variation(counts: Ints) -> float:
     return float(counts.std() / counts.mean()) if counts.any() else 0.0
 
 
-def summarize(store: Store, counts: Counts, splits: list[str], *, several_first: int) -> dict[str, Any]:
+def summarize(
+    store: Store, counts: Counts, splits: list[str], *, several_first: int, max_claims: int
+) -> dict[str, Any]:
     """What stats.json holds.
 
     Args:
@@ -82,9 +94,11 @@ def summarize(store: Store, counts: Counts, splits: list[str], *, several_first:
         counts: from `count_labels`.
         splits: their names.
         several_first: rows where several codes were flagged first, so that the rule chose one.
+        max_claims: claims joined in `text`.
     """
     files = {name: record["rows"] for name, record in store.manifest["files"].items() if name.endswith(".parquet")}
     reasons = pl.read_parquet(store.folder / "dropped.parquet")["reason"].value_counts(sort=True).rows()
+    tallies = {split: _tally(_shards(store, "relabeled", split)) for split in splits}
     return {
         "rows": {
             "relabeled": sum(rows for name, rows in files.items() if name.startswith("relabeled/")),
@@ -92,20 +106,180 @@ def summarize(store: Store, counts: Counts, splits: list[str], *, several_first:
             "dropped": dict(sorted(reasons)),
         },
         "several_first": several_first,
-        "splits": {split: _describe_split(store, split) for split in splits},
+        "splits": {split: tally.describe(max_claims) for split, tally in tallies.items()},
         "table_2": table_2(counts, splits),
+        "cut": {"max_claims": max_claims, "u": U, "v": V},
+        "bins": {"claims": CLAIMS, "words": WORDS, "letters": LETTERS},
+        "histograms": {split: tally.histograms() for split, tally in tallies.items()},
+        "sections": _sections(tallies.values()),
+        "raw_counts": {split: counts["raw", split].tolist() for split in splits},
     }
 
 
-def _describe_split(store: Store, split: str) -> dict[str, Any]:
-    """Figures of relabeled/'s rows of one split."""
-    frame = pl.scan_parquet(store.folder / f"relabeled/{split}-*.parquet").select(
-        rows=pl.len(),
-        labels_a_row=pl.col("labels").list.len().mean(),
-        labels_outside_train=(pl.col("label_names").list.len() - pl.col("labels").list.len()).sum(),
-        claims_median=pl.col("n_claims").median(),
-        claims_p90=pl.col("n_claims").quantile(0.9),
-        characters_median=pl.col("text").str.len_chars().median(),
-        characters_p90=pl.col("text").str.len_chars().quantile(0.9),
-    )
-    return frame.collect(engine="streaming").row(0, named=True)
+# -- one pass over the rows of a split: counts of counts, bounded whatever the number of rows --------------------------
+
+
+class Tally:
+    """How many rows have 0, 1, 2, ... of something; quantiles of it are exact.
+
+    Attributes:
+        labels: labels a row.
+        outside: labels that train does not know, in all.
+        claims, words, characters: of a row.
+        letters: bytes of a word.
+        sections: rows by year of grant and section of the first-listed code.
+    """
+
+    def __init__(self) -> None:
+        self.labels = self.claims = self.words = self.characters = self.letters = np.zeros(1, np.int64)
+        self.outside = 0
+        self.sections: Counter[tuple[str, str]] = Counter()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Count rows of relabeled/ (columns COLUMNS)."""
+        frame = pl.DataFrame(rows)
+        labels, names = (len(pc.list_flatten(rows.column(column))) for column in ("labels", "label_names"))
+        self.outside += names - labels
+        words, letters = count_words(rows.column("text"))
+        self.labels = _plus(self.labels, _count(frame["labels"].list.len().to_numpy()))
+        self.claims = _plus(self.claims, _count(frame["n_claims"].to_numpy()))
+        self.characters = _plus(self.characters, _count(frame["text"].str.len_chars().to_numpy()))
+        self.words = _plus(self.words, _count(words))
+        self.letters = _plus(self.letters, letters)
+        placed = frame.select(year=pl.col("grant_date").dt.to_string("%Y"), section=pl.col("first").str.head(1))
+        self.sections.update({(year, section): n for year, section, n in placed.group_by(pl.all()).len().iter_rows()})
+
+    def merge(self, other: Tally) -> None:
+        """Add another tally's counts."""
+        for name in ("labels", "claims", "words", "characters", "letters"):
+            setattr(self, name, _plus(getattr(self, name), getattr(other, name)))
+        self.outside += other.outside
+        self.sections += other.sections
+
+    def describe(self, max_claims: int) -> dict[str, Any]:
+        """Figures of a split; a share of nothing is 0.
+
+        `claims_cut`, `words_cut` and `letters_cut` are what the first claims, u and v leave out: the share of patents
+        (of words) that lose something, and the share of claims (of words, of bytes) that is lost.
+        """
+        return {
+            "rows": int(self.labels.sum()),
+            "labels_a_row": _total(self.labels) / max(1, int(self.labels.sum())),
+            "labels_outside_train": self.outside,
+            **{
+                f"{name}_{quantile}": _quantile(counts, share)
+                for name, counts in (("claims", self.claims), ("words", self.words), ("characters", self.characters))
+                for quantile, share in (("median", 0.5), ("p90", 0.9))
+            },
+            "claims_cut": dict(zip(("patents", "claims"), _cut(self.claims, max_claims), strict=True)),
+            "words_cut": dict(zip(("patents", "words"), _cut(self.words, U - 2), strict=True)),
+            "letters_cut": dict(zip(("words", "bytes"), _cut(self.letters, V), strict=True)),
+        }
+
+    def histograms(self) -> dict[str, list[int]]:
+        """Rows by claims, rows by words and words by bytes, in the bins of CLAIMS, WORDS and LETTERS from 1 on."""
+        return {
+            "claims": _histogram(self.claims, *CLAIMS),
+            "words": _histogram(self.words, *WORDS),
+            "letters": _histogram(self.letters, *LETTERS),
+        }
+
+
+COLUMNS = ["grant_date", "text", "n_claims", "first", "label_names", "labels"]
+
+
+def _tally(shards: list[Path]) -> Tally:
+    tally = Tally()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for part in pool.map(_tally_shard, shards):
+            tally.merge(part)
+    return tally
+
+
+def _tally_shard(path: Path) -> Tally:
+    tally = Tally()
+    for batch in _read([path], COLUMNS):
+        tally.add(batch)
+    return tally
+
+
+def count_words(texts: pa.StringArray) -> tuple[Ints, Ints]:
+    """Words of cleaned texts, in which one space stands between two words and none elsewhere.
+
+    Returns:
+        Words of each text (N,), and how many words have 0, 1, 2, ... bytes (LONGEST + 1,).
+    """
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    words, letters = np.zeros(len(texts), np.int64), np.zeros(LONGEST + 1, np.int64)
+    _count_words(np.frombuffer(texts.buffers()[2] or b"", np.uint8), offsets, words, letters)
+    return words, letters
+
+
+_F = TypeVar("_F")
+_kernel: Callable[[_F], _F] = numba.njit(nogil=True, cache=True)
+
+
+@_kernel
+def _count_words(data: NDArray[np.uint8], offsets: NDArray[np.int32], words: Ints, letters: Ints) -> None:
+    for row in range(len(words)):
+        start = offsets[row]
+        for place in range(offsets[row], offsets[row + 1]):
+            if data[np.uintp(place)] == ord(" "):
+                letters[min(place - start, LONGEST)] += 1
+                words[row] += 1
+                start = place + 1
+        if offsets[row + 1] > offsets[row]:
+            letters[min(offsets[row + 1] - start, LONGEST)] += 1
+            words[row] += 1
+
+
+def _sections(tallies: Iterable[Tally]) -> dict[str, dict[str, int]]:
+    """{year: {section: rows}}, both sorted."""
+    total = sum((tally.sections for tally in tallies), Counter[tuple[str, str]]())
+    years = sorted({year for year, _ in total})
+    return {year: {section: total[year, section] for y, section in sorted(total) if y == year} for year in years}
+
+
+def _shards(store: Store, config: str, split: str) -> list[Path]:
+    return sorted(store.folder.glob(f"{config}/{split}-*.parquet"))
+
+
+def _read(paths: list[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(4096, columns=columns, use_threads=False)
+
+
+def _count(values: NDArray[Any]) -> Ints:
+    return np.bincount(values.astype(np.int64))
+
+
+def _plus(a: Ints, b: Ints) -> Ints:
+    """The sum of two counts of different length."""
+    total = np.zeros(max(len(a), len(b)), np.int64)
+    total[: len(a)] += a
+    total[: len(b)] += b
+    return total
+
+
+def _total(counts: Ints) -> int:
+    return int(counts @ np.arange(len(counts)))
+
+
+def _quantile(counts: Ints, share: float) -> int:
+    """The smallest value that at least this share of rows does not exceed; 0 without rows."""
+    return int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
+
+
+def _cut(counts: Ints, most: int) -> tuple[float, float]:
+    """The share of rows that have more than `most`, and the share of all that lies beyond."""
+    beyond = counts[most + 1 :]
+    rows = beyond.sum() / max(1, int(counts.sum()))
+    return float(rows), (_total(beyond) + int(beyond.sum())) / max(1, _total(counts))
+
+
+def _histogram(counts: Ints, width: int, bins: int) -> list[int]:
+    """Rows with 1 to width, width + 1 to 2 width, ...; the last bin holds all that is more."""
+    place = np.minimum((np.arange(len(counts)) - 1) // width, bins - 1)
+    histogram: list[int] = np.bincount(place[1:], counts[1:], minlength=bins).astype(np.int64).tolist()
+    return histogram
