@@ -315,8 +315,8 @@ def _near_copies(duplicates: Manifest | None, leaks: Mapping[str, Mapping[str, i
     return (
         f"Rows whose sets of five-word shingles have a Jaccard similarity of at least {threshold} are near-copies: "
         f"{rows_in_groups:,} rows have one. Test rows with a near-copy in train: {leaking or 'none'}. "
-        "`duplicates/groups.parquet` names them, in its column `leak`; "
-        "`ewe-data encode --drop-leaks` leaves them out."
+        "Config `duplicates` holds the rows of every group, with a column `leak`, and `duplicate_pairs` the pairs with "
+        "their similarity; `ewe-data encode --drop-leaks` leaves leaking rows out."
     )
 
 

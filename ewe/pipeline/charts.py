@@ -107,9 +107,9 @@ def _grid(axes: Axes, axis: Literal["x", "y", "both"] = "y") -> None:
     axes.spines["left" if axis == "y" else "bottom"].set_visible(False)
 
 
-def _log(axis: Axis, most: float) -> None:
-    """Ticks of a logarithmic axis from 1 to `most`: 1, 10, 100, or 1, 2, 5, 10 where it is short."""
-    steps = (1, 2, 5) if most < 60 else (1,)
+def _log(axis: Axis, most: float, least: float = 1) -> None:
+    """Ticks of a logarithmic axis up to `most`: 1, 10, 100, or 1, 2, 5, 10 where it is short."""
+    steps = (1, 2, 5) if most < 60 * least else (1,)
     ticks = [step * 10.0**power for power in range(int(np.log10(most)) + 1) for step in steps]
     axis.set_major_locator(FixedLocator([0, *(tick for tick in ticks if tick <= most)]))
     axis.set_minor_locator(NullLocator())
@@ -120,12 +120,12 @@ def rank_frequency(raw: Sequence[int], relabeled: Sequence[int]) -> str:
     """Patents with a label over the label's rank, both logarithmic, before and after relabeling; counts descend."""
     with _draw("rank", "Patents with each label, labels by rank, before and after relabeling") as drawing:
         axes = drawing.axes
-        most = max(*raw, *relabeled, 2), max(len(raw), len(relabeled), 2)
+        least, most, last = min(*raw, *relabeled), max(*raw, *relabeled), max(len(raw), len(relabeled))
         axes.loglog()
-        _log(axes.yaxis, most[0])
-        _log(axes.xaxis, most[1])
-        axes.set_ylim(0.8, most[0] * 1.4)
-        axes.set_xlim(0.9, most[1] * 1.3)
+        _log(axes.yaxis, most, least)
+        _log(axes.xaxis, last)
+        axes.set_ylim(0.7 * least, 1.4 * most)
+        axes.set_xlim(0.9, 1.3 * last)
         _grid(axes)
         for name, counts, colour, dashes in (("raw", raw, ONE, "-"), ("First / Later", relabeled, TWO, (0, (4, 1.5)))):
             axes.plot(np.arange(1, len(counts) + 1), counts, color=colour, label=name, linestyle=dashes)

@@ -31,6 +31,17 @@ PAPER = {
     "test_2015a": {"raw": (1_800, 3_000), "relabeled": (1_100, 1_900)},
     "test_2015b": {"raw": (1_900, 3_200), "relabeled": (1_200, 2_000)},
 }
+SECTIONS = {
+    "A": "human necessities",
+    "B": "operations, transport",
+    "C": "chemistry",
+    "D": "textiles",
+    "E": "construction",
+    "F": "mechanics",
+    "G": "physics",
+    "H": "electricity",
+    "Y": "new and crossing technologies",
+}
 RARE = 10  # training patents below which a label can hardly be learned
 MOVED = 10  # subclasses shown of those whose share moved most
 
@@ -266,8 +277,10 @@ def draw(figures: Figures) -> str:
     )
     environment.filters |= {"percent": percent, "digits": digits, "code": _code}
     drawings = {name: Markup(svg) for name, svg in _charts(figures).items()}  # noqa: S704  # matplotlib has escaped it
+    found = {section for year in figures["sections"].values() for section in year}
+    legend = {section: name for section, name in SECTIONS.items() if section in found}
     return environment.get_template("report.html.jinja").render(
-        figures, charts=drawings, tables=_tables(figures), rare=RARE
+        figures, charts=drawings, tables=_tables(figures), legend=legend
     )
 
 
@@ -315,8 +328,8 @@ def _charts(figures: Figures) -> dict[str, str]:
             counts["words"],
             bins["words"][0],
             cut["u"] - 2,
-            across="words a patent",
-            up="patents",
+            across="words a text",
+            up="texts",
         ),
         "letters": charts.histogram(
             "letters",
