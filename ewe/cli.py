@@ -24,7 +24,16 @@ from ewe import __version__, progress
 from ewe.config import PRESETS, TrainConfig
 from ewe.errors import EweError, UsageError
 
-EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "train"}  # module -> the extra that brings it
+EXTRAS = {  # module -> the extra that brings it
+    "torch": "train",
+    "safetensors": "train",
+    "google": "bigquery",
+    "grpc": "bigquery",
+    "lxml": "uspto",
+    "matplotlib": "report",
+    "great_tables": "report",
+    "jinja2": "report",
+}
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
     "add_completion": False,
@@ -157,6 +166,16 @@ class Source(StrEnum):
     """Where grants come from."""
 
     parquet = "parquet"
+    bigquery = "bigquery"
+    uspto = "uspto"
+    patentsview = "patentsview"
+
+
+class Issued(StrEnum):
+    """Which CPC labels of PatentsView's."""
+
+    current = "current"
+    at_issue = "at-issue"
 
 
 @_command(data)
@@ -164,25 +183,69 @@ def fetch(
     out: Annotated[Path, typer.Option(help="Folder to write: RAW.")],
     source: Annotated[Source | None, typer.Option(help="Where the grants come from.")] = None,
     input_: Annotated[
-        Path | None, typer.Option("--input", help="Parquet file or folder in the publications table's columns.")
+        Path | None, typer.Option("--input", help="Publications Parquet, weekly XML or PatentsView tables.")
     ] = None,
     start: Annotated[dt.date, _day("First grant date.")] = dt.date(2006, 1, 1),
     end: Annotated[dt.date, _day("Last grant date.")] = dt.date(2015, 12, 31),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be read; write nothing.")] = False,
+    project: Annotated[str | None, typer.Option(help="BigQuery: the project that pays.")] = None,
+    table: Annotated[str | None, typer.Option(help="BigQuery: a dated snapshot, or a table like it.")] = None,
+    max_bytes: Annotated[str, typer.Option(help="BigQuery: the most that the scan may bill.")] = "500GB",
+    with_abstract: Annotated[bool, typer.Option("--with-abstract", help="BigQuery: fetch abstracts too.")] = False,
+    labels_only: Annotated[bool, typer.Option("--labels-only", help="BigQuery: First and Later, no text.")] = False,
+    pay_again: Annotated[bool, typer.Option("--pay-again", help="BigQuery: scan anew once expired.")] = False,
+    labels: Annotated[Issued, typer.Option(help="PatentsView: which CPC labels.")] = Issued.current,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it reads and costs; write nothing.")] = False,
 ) -> dict[str, Any]:
     """Fetch the US utility grants of a window into RAW, a Parquet shard a month."""
-    from ewe.pipeline.fetch import fetch_grants, plan
+    from ewe.pipeline.fetch import fetch_grants, fetch_labels, plan
 
-    engine = _engine(source, input_)
-    return plan(engine, start=start, end=end) if dry_run else fetch_grants(engine, out, start=start, end=end)
+    billing = {"max_bytes": max_bytes, "with_abstract": with_abstract, "pay_again": pay_again}
+    engine = _engine(source, input_, project, table, labels.value, labels_only=labels_only, **billing)
+    if dry_run:
+        return plan(engine, start=start, end=end)
+    return (fetch_labels if labels_only else fetch_grants)(engine, out, start=start, end=end)
 
 
-def _engine(source: Source | None, path: Path | None) -> Any:
+def _engine(
+    source: Source | None, path: Path | None, project: str | None, table: str | None, labels: Any, **billing: Any
+) -> Any:
+    """The engine that the flags of `fetch` name; those of another one are refused, not passed over."""
+    remote = {
+        "--project": project,
+        "--table": table,
+        **{f"--{name.replace('_', '-')}": billing[name] for name in _SWITCHES},
+    }
+    if source == Source.bigquery:
+        if project is None or path is not None:
+            raise UsageError("--source bigquery needs --project, the project that pays, and no --input.")
+        from ewe.pipeline.bigquery import TABLE, BigQueryEngine
+        from ewe.pipeline.price import parse_bytes
+
+        query: Any = "labels" if billing.pop("labels_only") else "grants"
+        billing["max_bytes"] = parse_bytes(billing["max_bytes"])
+        return BigQueryEngine(project, table=table or TABLE, query=query, **billing)
+    if source is None or path is None:
+        raise UsageError(
+            "Say where the grants come from: --source parquet, uspto or patentsview with --input, "
+            "or --source bigquery with --project."
+        )
+    for flag, value in remote.items():
+        if value:
+            raise UsageError(f"{flag} belongs to --source bigquery; leave it out.")
+    if source == Source.uspto:
+        from ewe.pipeline.uspto import UsptoEngine
+
+        return UsptoEngine(path)
+    if source == Source.patentsview:
+        from ewe.pipeline.patentsview import PatentsviewEngine
+
+        return PatentsviewEngine(path, labels)
     from ewe.pipeline.local import ParquetEngine
 
-    if source is None or path is None:
-        raise UsageError("Say where the grants come from: --source parquet --input FILE_OR_FOLDER.")
     return ParquetEngine(path)
+
+
+_SWITCHES = ("with_abstract", "labels_only", "pay_again")
 
 
 class Scheme(StrEnum):
@@ -240,6 +303,37 @@ def encode(
 
     how: dict[str, Any] = {"tokenizer": tokenizer.value, "labels": labels.value}
     return encode_folder(source, out, words=words, letters=letters, **how)
+
+
+@_command(data)
+def dedup(
+    dataset: Annotated[Path, typer.Argument(help="Folder that relabel made.")],
+    jaccard: Annotated[float, typer.Option(help="Least similarity of two near-copies' 5-word shingles.")] = 0.8,
+) -> dict[str, Any]:
+    """Find near-copies, and test patents that have one in train."""
+    from ewe.pipeline.dedup import dedup_folder
+
+    return dedup_folder(dataset, jaccard=jaccard)
+
+
+@_command(data)
+def release(dataset: Annotated[Path, typer.Argument(help="Folder that relabel made.")]) -> dict[str, Any]:
+    """Complete a dataset's card, Croissant, data dictionary, checksums and report."""
+    from ewe.pipeline.release import release_folder
+
+    return release_folder(dataset)
+
+
+@_command(data)
+def diff(
+    a: Annotated[Path, typer.Argument(help="RAW or DATASET.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+    scheme: Annotated[Scheme, typer.Option(help="Which codes of a RAW to label by.")] = Scheme.cpc,
+) -> dict[str, Any]:
+    """Say which rows and labels differ between two folders."""
+    from ewe.pipeline.diff import diff_labels
+
+    return diff_labels(a, b, scheme.value)
 
 
 @_command(data)
