@@ -32,12 +32,13 @@ test-all: lint
 	$(BIN)/pytest -n 2
 
 bench: setup
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group bench
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 constraints: setup  # torch stays at the version of the wheel that the test machines hold
 	echo 'torch==2.13.0' > .venv/torch.txt
 	{ echo '# Every version, for every platform and Python 3.11 to 3.13; `make constraints` makes it anew.'; \
-	  UV_FIND_LINKS= $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group test \
+	  UV_FIND_LINKS= $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --group bench \
 	    --constraint .venv/torch.txt --no-header --no-annotate pyproject.toml; \
 	  $(BIN)/uv --version | sed -E 's/uv ([0-9.]+).*/uv==\1/'; } > .venv/constraints.txt
 	mv .venv/constraints.txt constraints.txt
