@@ -16,7 +16,7 @@ run ewe-data sample --out table
 run ewe-data fetch --source parquet --input table --out raw
 run ewe-data relabel raw --out dataset
 run ewe-data encode dataset --out tensors
-run ewe train tensors --preset tiny --out run
+run ewe train tensors --preset tiny --epochs 5 --out run
 run ewe evaluate run tensors --split test_2015a
 run ewe predict run tensors --top-k 3 --out predictions.jsonl
 run head -n 3 predictions.jsonl
