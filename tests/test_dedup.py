@@ -207,8 +207,7 @@ def test_buckets_of_hardly_any_text(n):
 
 def compared(texts: list[str]) -> links.Texts:
     lowered = minhash.lower(pa.array(texts))
-    sets = minhash.shingle_sets(lowered)
-    return links.Texts(minhash.signatures(lowered), sets.indptr, lambda: sets.hashes)
+    return links.Texts(minhash.signatures(lowered), lambda some: minhash.shingle_sets(lowered.take(pa.array(some))))
 
 
 def linked(texts: list[str], threshold: float) -> links.Links:
@@ -280,8 +279,8 @@ def test_links_of_thousands_of_near_copies_are_found_without_comparing_all():
     st.sampled_from([0.04, 0.5, 2 / 3, 0.8, 1.0]),
 )
 def test_similarity_is_exact_at_the_threshold(a, b, threshold):
-    hashes, indptr = np.array(sorted(a) + sorted(b), np.uint64), np.array([0, len(a), len(a) + len(b)])
-    same = links.Texts(np.zeros((2, 128), np.uint32), indptr, lambda: hashes)  # signatures that rule nothing out
+    sets = minhash.ShingleSets(np.array(sorted(a) + sorted(b), np.uint64), np.array([0, len(a), len(a) + len(b)]))
+    same = links.Texts(np.zeros((2, 128), np.uint32), lambda _: sets)  # signatures that rule nothing out
     rows = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)
     near, similarity = links.nearest(same, threshold, rows, (rows[0], rows[1] + 1, rows[2]))
     exact = len(a & b) / len(a | b)

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import minhash, schema
 from ewe.pipeline.links import Float64, Links, Texts, link, nearest
-from ewe.pipeline.minhash import PERMUTATIONS, Int64, UInt32, UInt64
+from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
 from ewe.progress import bar, say
 from ewe.store import Store, read_json, read_manifest, sha256_json
 
@@ -281,10 +281,19 @@ def _texts(store: Store, parts: list[Part], chosen: Int64, advance: Callable[...
             np.save(file, np.cumsum(indptr))
     indptr = np.load(store.folder / names[1])
 
-    def open_hashes() -> UInt64:
-        return np.memmap(store.folder / names[0], np.uint64, "r") if indptr[-1] else np.empty(0, np.uint64)
+    def read(numbers: Int64) -> ShingleSets:
+        """By plain reads: of a memory map whatever stands around a page counts as memory too."""
+        own = np.concatenate([[0], np.cumsum(indptr[numbers + 1] - indptr[numbers])])
+        hashes = np.empty(own[-1], np.uint64)
+        with (store.folder / names[0]).open("rb", buffering=0) as file:
+            for place, start, end in zip(
+                (indptr[numbers] * 8).tolist(), own[:-1].tolist(), own[1:].tolist(), strict=True
+            ):
+                file.seek(place)
+                file.readinto(hashes[start:end].data)
+        return ShingleSets(hashes, own)
 
-    return Texts(signatures, indptr, open_hashes)
+    return Texts(signatures, read)
 
 
 # -- groups, leaks and what is written ---------------------------------------------------------------------------------

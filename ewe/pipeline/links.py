@@ -18,9 +18,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from ewe.pipeline.minhash import PERMUTATIONS, Int64, UInt32, UInt64
+from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
 
-AT_ONCE = 2_048  # texts or so before the sets are opened anew: of a map 64 KB count as memory once one byte is read
+AT_ONCE = 16_384  # texts or so whose sets are in memory at a time
 MISSED = 1e-9  # chance at which a link may be passed over for its signatures' sake
 
 Float64 = NDArray[np.float64]
@@ -31,10 +31,8 @@ class Texts(NamedTuple):
 
     signatures: UInt32
     """(N, 128)"""
-    indptr: Int64
-    """(N+1,) where each one's set starts"""
-    hashes: Callable[[], UInt64]
-    """opens the sets: sorted hashes, row after row"""
+    read: Callable[[Int64], ShingleSets]
+    """the sets of some of them, given by their numbers in ascending order"""
 
 
 class Links(NamedTuple):
@@ -68,7 +66,7 @@ def link(texts: Texts, banded: Iterable[tuple[Int64, Int64]], rows: int, jaccard
         jaccard: the threshold.
     """
     N = len(texts.signatures)
-    roots = np.arange(N)
+    roots, places = np.arange(N), np.zeros(N, np.int64)
     pairs = np.empty((N, 2), np.int64)
     similarity = np.empty(N)
     found = 0
@@ -77,11 +75,23 @@ def link(texts: Texts, banded: Iterable[tuple[Int64, Int64]], rows: int, jaccard
         last = 0
         for cut in np.searchsorted(starts, range(AT_ONCE, len(members) + AT_ONCE, AT_ONCE)):
             some = starts[last : cut + 1]
-            sets = texts.signatures, texts.hashes(), texts.indptr
-            found = _link_band(*sets, bar, (band, rows), members, some, roots, pairs, similarity, found)
             last = cut
+            _flatten(roots)
+            wanted = _of_several_groups(roots, members, some)
+            places[wanted] = np.arange(len(wanted))
+            sets = texts.signatures, *texts.read(wanted), places
+            found = _link_band(*sets, bar, (band, rows), members, some, roots, pairs, similarity, found)
     _flatten(roots)
     return Links(pairs[:found], similarity[:found], roots)
+
+
+def _of_several_groups(roots: Int64, members: Int64, starts: Int64) -> Int64:
+    """The texts, sorted, that stand in buckets of more than one group."""
+    if len(starts) < 2:
+        return members[:0]
+    inside = members[starts[0] : starts[-1]]
+    least, most = (each.reduceat(roots[inside], starts[:-1] - starts[0]) for each in (np.minimum, np.maximum))
+    return np.unique(inside[np.repeat(least < most, np.diff(starts))])
 
 
 def nearest(
@@ -95,14 +105,19 @@ def nearest(
     Returns:
         (index in `among`, or -1; Jaccard similarity), one each.
     """
+    N = len(texts.signatures)
     starts = np.searchsorted(among[0], of[0], "left")
     ends = np.searchsorted(among[0], of[0], "right")
+    places = np.zeros(N, np.int64)
     near = np.full(len(starts), -1)
     similarity = np.zeros(len(starts))
     bar = jaccard, least_agreement(jaccard)
     for start in range(0, len(starts), AT_ONCE):
         some = slice(start, start + AT_ONCE)
-        sets = texts.signatures, texts.hashes(), texts.indptr
+        wanted = np.unique(np.concatenate([of[1][some], among[1][np.isin(among[0], of[0][some])]]))
+        wanted = wanted[wanted < N]
+        places[wanted] = np.arange(len(wanted))
+        sets = texts.signatures, *texts.read(wanted), places
         own = of[1][some], of[2][some], starts[some], ends[some]
         _nearest(*sets, bar, *own, *among[1:], near[some], similarity[some])
     return near, similarity
@@ -142,15 +157,16 @@ def _jaccard(a: UInt64, b: UInt64, jaccard: float) -> float:
 
 
 @_kernel
-def _similar(signatures: UInt32, hashes: UInt64, indptr: Int64, bar: _Bar, x: int, y: int) -> float:
-    """Jaccard similarity of two texts, or 0 where it is below the threshold."""
+def _similar(signatures: UInt32, hashes: UInt64, indptr: Int64, places: Int64, bar: _Bar, x: int, y: int) -> float:
+    """Jaccard similarity of two texts, or 0 where it is below the threshold; text x is number places[x] of the sets."""
     jaccard, least = bar
     agree = 0
     for k in range(PERMUTATIONS):
         agree += signatures[x, k] == signatures[y, k]
     if agree < least:
         return 0.0
-    found = _jaccard(hashes[indptr[x] : indptr[x + 1]], hashes[indptr[y] : indptr[y + 1]], jaccard)
+    i, j = places[x], places[y]
+    found = _jaccard(hashes[indptr[i] : indptr[i + 1]], hashes[indptr[j] : indptr[j + 1]], jaccard)
     return found if found >= jaccard else 0.0
 
 
@@ -211,6 +227,7 @@ def _link_band(
     signatures: UInt32,
     hashes: UInt64,
     indptr: Int64,
+    places: Int64,
     bar: _Bar,
     banding: tuple[int, int],
     members: Int64,
@@ -250,7 +267,7 @@ def _link_band(
                 near = 0.0
                 while at >= 0:
                     if _first_shared(signatures[x], signatures[ids[at]], rows, band) == band:
-                        near = _similar(signatures, hashes, indptr, bar, x, ids[at])
+                        near = _similar(signatures, hashes, indptr, places, bar, x, ids[at])
                     if near > 0:
                         break
                     at = following[at]
@@ -277,6 +294,7 @@ def _nearest(
     signatures: UInt32,
     hashes: UInt64,
     indptr: Int64,
+    places: Int64,
     bar: _Bar,
     texts: Int64,
     families: Int64,
@@ -294,7 +312,7 @@ def _nearest(
                 continue
             alike = 1.0
             if texts[i] != among_texts[j]:
-                alike = _similar(signatures, hashes, indptr, bar, texts[i], among_texts[j])
+                alike = _similar(signatures, hashes, indptr, places, bar, texts[i], among_texts[j])
             if alike > 0:
                 near[i], similarity[i] = j, alike
                 if related:
