@@ -13,7 +13,7 @@ from conftest import publication, write_publications
 from ewe import __version__
 
 BIN = Path(sys.executable).parent
-DATA_COMMANDS = ["sample", "fetch", "relabel", "encode", "verify"]
+DATA_COMMANDS = ["sample", "fetch", "relabel", "encode", "dedup", "release", "diff", "verify"]
 EWE_COMMANDS = ["train", "evaluate", "predict", "info"]
 
 
@@ -102,10 +102,24 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, table: Path) -> None:
             2,
             "nowhere does not exist",
         ),
+        (
+            ["ewe-data", "fetch", "--out", "raw", "--source", "uspto", "--input", ".", "--project", "p"],
+            2,
+            "--project belongs",
+        ),
+        (["ewe-data", "fetch", "--out", "raw", "--source", "bigquery"], 2, "--source bigquery needs --project"),
+        (
+            ["ewe-data", "fetch", "--out", "raw", "--source", "bigquery", "--project", "my-p-1", "--max-bytes", "x"],
+            2,
+            "size",
+        ),
+        (["ewe-data", "dedup", "nowhere"], 3, "nowhere is not a dataset folder"),
+        (["ewe-data", "release", "nowhere"], 3, "nowhere is not a dataset folder"),
+        (["ewe-data", "diff", "nowhere", "nowhere"], 3, "nowhere is not a raw folder"),
         (["ewe-data", "fetch", "--out", "raw", "--start", "yesterday"], 2, "Invalid value for '--start'"),
         (["ewe-data", "relabel", "nowhere", "--out", "dataset"], 3, "nowhere is not a raw folder"),
         (["ewe-data", "relabel", "nowhere", "--out", "dataset", "--split", "a"], 2, "is not NAME=FROM:TO"),
-        (["ewe-data", "encode", "nowhere", "--out", "tensors"], 2, "nowhere"),
+        (["ewe-data", "encode", "nowhere", "--out", "tensors"], 3, "nowhere does not exist"),
         (["ewe-data", "verify", "."], 3, "has no manifest.json"),
         (["ewe-data", "nonsense"], 2, "No such command"),
         (["ewe", "train", "nowhere", "--out", "run"], 3, "nowhere is not a tensors folder"),
