@@ -67,7 +67,7 @@ def _print_version(wanted: bool) -> None:
 @data.callback()
 @ewe.callback()
 def _main(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - acts by its callback
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -75,7 +75,16 @@ def _main(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-def _command(app: typer.Typer) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., dict[str, Any]]]:
+def _render(summary: dict[str, Any]) -> str:
+    """A summary as aligned lines for a person."""
+    width = max(len(name) for name in summary)
+    gap = "\n" + " " * (width + 2)
+    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_value(value, gap)}" for name, value in summary.items())
+
+
+def _command(
+    app: typer.Typer, render: Callable[[dict[str, Any]], str] = _render
+) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., dict[str, Any]]]:
     """Register a function that returns a summary as a command with --json and --quiet and exit codes."""
 
     def register(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -87,7 +96,7 @@ def _command(app: typer.Typer) -> Callable[[Callable[..., dict[str, Any]]], Call
             summary = _run(function, options)
             if summary.get("made_up"):
                 progress.say("These patents are made up: the figures show that the path works, nothing about patents.")
-            print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else _render(summary))
+            print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else render(summary))
 
         switches = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
@@ -124,13 +133,6 @@ def _run(function: Callable[..., dict[str, Any]], options: dict[str, Any]) -> di
 def _terminate(*_: object) -> None:
     print("error: Terminated; the same command goes on from here.", file=sys.stderr)
     sys.exit(143)
-
-
-def _render(summary: dict[str, Any]) -> str:
-    """A summary as aligned lines for a person."""
-    width = max(len(name) for name in summary)
-    gap = "\n" + " " * (width + 2)
-    return "\n".join(f"{name.replace('_', ' '):<{width}}  {_value(value, gap)}" for name, value in summary.items())
 
 
 def _value(value: Any, gap: str = ", ") -> str:
@@ -326,7 +328,14 @@ def release(dataset: Annotated[Path, typer.Argument(help="Folder that relabel ma
     return release_folder(dataset)
 
 
-@_command(data)
+def _render_diff(report: dict[str, Any]) -> str:
+    from ewe.pipeline.diff import render_moves
+
+    counts = {name: value for name, value in report.items() if not isinstance(value, dict | list)}
+    return f"{_render(counts)}\n\n{render_moves(report)}"
+
+
+@_command(data, _render_diff)
 def diff(
     a: Annotated[Path, typer.Argument(help="RAW or DATASET.")],
     b: Annotated[Path, typer.Argument(help="Another one.")],
