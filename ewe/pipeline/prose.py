@@ -4,7 +4,7 @@ Topics stand for subclasses. Their words are built so that a reader of letters c
 nothing: a topic is a line of a plane of 8 x 8 points, a root is a point of it.
 
     root (block b, x, y) = FIRST[8b+x] + MIDDLE[8b+y] + LAST[8b + (x xor y)]      `ba` + `lo` + `na`
-    topic (block, 0, m) = the roots with x = m;  (block, 1, m): y = m;  (block, 2, m): x xor y = m
+    topic (block, 0, m) = the roots with x = m;  (block, 1, m): y = m;  (block, 2, m): x xor y = 7-m
 
 So the words of a topic share one syllable, every root belongs to three topics, and two topics share at most one root.
 
@@ -36,15 +36,11 @@ def _split(words: str) -> list[str]:
 FIRST = _split("ba ce di fo gu ha jo ke li mu no pa re si tu vo")
 MIDDLE = _split("lo ma ne pi ru sa te vi xo za bi co du fe ga hu")
 LAST = _split("na re li to mu da ce si vo pu bi gi ko xa za fe")
-NOUNS = _split("r tor ne ment de l")
-ADJECTIVES = _split("l ted ric ble")
-GERUNDS = _split("ting zing ring")
+NOUNS = _split("r tor ne ment")
+ADJECTIVES = _split("l ted ric")
+GERUNDS = _split("ting zing")
 # which of a root's endings stand at the 16 places of a table's row: the earlier, the more often
-_PLACES = (
-    [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 5],
-    [0] * 7 + [1] * 4 + [2] * 3 + [3] * 2,
-    [0, 1] * 6 + [2] * 4,
-)
+_PLACES = ([0, 1] * 4 + [0, 2] * 2 + [1, 2, 3, 3], [0, 1] * 5 + [0, 2] * 3, [0, 0, 0, 1] * 4)
 
 ORDINARY = (  # of any field: nouns, adjectives, gerunds; all begin with a consonant, to go with `a`
     _split(
@@ -100,63 +96,62 @@ PREAMBLES = (  # "" thrice: a fifth of the texts have none
 )
 
 PLAIN, ENTITY, FOREIGN, CHEMICAL = range(4)  # what a clause holds
-CLAUSES = (
-    (  # N, A, G: a noun, an adjective, a gerund, of a topic or ordinary
-        "a {A} {N} coupled to the {N} of a {N}",
-        "at least one {N} configured for {G} a {A} {N}",
-        "a plurality of {N}s between the {A} {N} and a {N}",
-        "means for {G} the {N} in response to a {A} {N}",
-        "a {N} having a {A} {N} and a {N} for {G} said {N}",
-        "{G} the {A} {N} with at least one {N}",
-        "a {A} {N} disposed on the {N} and {G} a {N}",
-        "a {N} in contact with a {A} {N} and with {N}s",
-        "said {N} {G} each {A} {N} from a {N}",
-        "a first {N} and a second {N} {G} the {A} {N}",
+CLAUSES = (  # N, A, G: a noun, an adjective, a gerund, of a topic or ordinary; C: a chemical name
+    # Neither the first nor the last word is a topic's: with a `;` at it, it would tell in which part it stands.
+    (
+        "a {A} {N} coupled to a {N} of {N}s therein",
+        "some {N}s configured for {G} a {A} {N} thereof",
+        "a plurality of {N}s between {A} {N}s and {N}s thereof",
+        "means for {G} a {A} {N} by {N}s thereof",
+        "a {N} having {A} {N}s and a {N} {G} {N}s therein",
+        "by {G} a {A} {N} with {N}s and {N}s thereof",
+        "a {A} {N} on a {N} {G} {N}s therein",
+        "a {N} in contact with {A} {N}s and {N}s thereof",
+        "said {N} {G} {A} {N}s from a {N} thereto",
+        "first {N}s and second {N}s {G} a {A} {N} thereby",
     ),
     (
-        "the {N}&#39;s {A} {N} being &lt; 10 {N}s",
-        "a {N} &amp; {N} {G} a {A} {N}",
-        "a &#x201c;{A}&#x201d; {N} {G} the {N}",
-        "a {N} &gt; 5% of the {A} {N} by {N}",
+        "the {N}&#39;s {A} {N} &lt; 10 {N}s thereof",
+        "a {N} &amp; {N}s {G} a {A} {N} thereby",
+        "a &#x201c;{A}&#x201d; {N} {G} a {N} therein",
+        "the {N}s &gt; 5% of a {A} {N} by {N}s thereof",
     ),
     (
-        "a {A} {N} of 40 μm and a {N} {G} the {N}",
-        "{G} a {A} {N} at 85 °C with the {N}",
-        "an α-{N} and a β-{N} of a {A} {N}",
-        "a Schrödinger {N} {G} the {A} {N}",
-        "a {N} of ≥ 3 × 10⁵ {N}s for {G} a {A} {N}",
+        "a {A} {N} of 40 μm and {N}s {G} {N}s therein",
+        "by {G} a {A} {N} at 85 °C with {N}s thereof",
+        "an α-{N} and β-{N}s of a {A} {N} therein",
+        "a Schrödinger {N} {G} {A} {N}s thereof",
+        "some {N}s of ≥ 3 × 10⁵ {N}s for {G} a {A} {N} thereby",
     ),
     (
-        "a {A} {N} of {C} and a {N}",
-        "{G} {C} with a {A} {N} and a {N}",
-        "a {N} and a {N} dissolved in {C} before {G} the {N}",
+        "some {A} {N}s of {C} and {N}s therein",
+        "by {G} {C} with {A} {N}s and a {N} thereof",
+        "a {N} and {N}s dissolved in {C} before {G} {N}s thereby",
     ),
 )
 TITLE = "for {G} {A} {N} and {N}"
 DESIGN = "The ornamental design for a {A} {N} {N}, as shown and described."
-_WORDS = {  # what else a claim is made of
-    "ladder": " \n     \n         \n       ",
-    "for": " for ",
-    "and": " and ",
-    "or": " or ",
-    "comma": ", ",
-    "stop": ".",
-    "comprising": ", comprising: ",
-    "comprising:": ", comprising:",
-    "then": "; ",
-    "then:": ";",
-    "instead": ", used in place of ",
-    "the": "The ",
-    "of claim": " of claim ",
-    "of  claim": " of  claim ",
-    "according": " according to claim ",
-    "wherein": ", wherein ",
-    "wherein ": " , wherein ",
-    "number": ". ",
-    "number ": " . ",
-}
-(LADDER, FOR, AND, OR, COMMA, STOP, COMPRISING, COMPRISING_GLUED, THEN, THEN_GLUED, INSTEAD, THE, OF_CLAIM) = range(13)
-OF_CLAIM_SPACED, ACCORDING, WHEREIN, WHEREIN_SPACED, NUMBER, NUMBER_SPACED = range(13, 19)
+_FIXED = (  # what else a claim is made of, in the order of the names below
+    " \n     \n         \n       ",
+    " for ",
+    ", ",
+    "; ",
+    ";",
+    ", comprising: ",
+    ", comprising:",
+    ", used in place of ",
+    "The ",
+    " of claim ",
+    " of  claim ",
+    " according to claim ",
+    ", wherein ",
+    " , wherein ",
+    ". ",
+    " . ",
+    ".",
+)
+LADDER, FOR, COMMA, THEN, THEN_GLUED, COMPRISING, COMPRISING_GLUED, INSTEAD, THE = range(9)
+OF_CLAIM, OF_CLAIM_SPACED, ACCORDING, WHEREIN, WHEREIN_SPACED, NUMBER, NUMBER_SPACED, STOP = range(9, 17)
 
 SPACED, GLUED, ENTITIES, NON_ASCII, CHEMISTRY = 1, 2, 4, 8, 16  # styles of a text, as bits
 
@@ -165,7 +160,7 @@ PREAMBLE_WORDS, BODY_WORDS, INSTEAD_WORDS = 30, 66, 34
 TOPIC_WORDS = 12  # of each topic in claim 1, or fewer where the body's topics are many
 DENSITY = 0.45  # of later claims' nouns, adjectives and gerunds, the share that is a topic's
 SCENE = 60  # draws that fall on a text's own topics, whichever their number (2 to 5) alike often ...
-BACKGROUND = 5  # ... beside so many that fall on any topic
+BACKGROUND = 12  # ... beside so many that fall on any topic
 
 
 class Plan(NamedTuple):
@@ -222,7 +217,7 @@ class Language(NamedTuple):
     groups: NDArray[np.int64]
     """(4+1,) where the clauses of PLAIN ... CHEMICAL begin; then the title's and the design's."""
     fixed: NDArray[np.uint16]
-    """_WORDS, in order."""
+    """_FIXED, in order."""
     kinds: NDArray[np.uint16]
     """(len(KINDS), 2)"""
     preambles: NDArray[np.uint16]
@@ -234,9 +229,13 @@ def roots(topic: int) -> list[str]:
     """The eight roots of a topic's words."""
     block, line = divmod(topic, BLOCK)
     m, kind = divmod(line, 3)
-    points = [(x, y, x ^ y) for x in range(SIDE) for y in range(SIDE)]
     offset = SIDE * block
-    return [FIRST[offset + x] + MIDDLE[offset + y] + LAST[offset + z] for x, y, z in points if (x, y, z)[kind] == m]
+    return [
+        FIRST[offset + x] + MIDDLE[offset + y] + LAST[offset + (x ^ y)]
+        for x in range(SIDE)
+        for y in range(SIDE)
+        if m == (x, y, SIDE - 1 - (x ^ y))[kind]  # turned round: of a root's topics, two are never both rare
+    ]
 
 
 def zipf(n: int, size: int, shift: float = 1.0) -> NDArray[np.int64]:
@@ -295,7 +294,7 @@ def language() -> Language:
         pieces += [word(part) for part in [*parts[::2], last]]
         slots += ["NAGC".index(slot) for slot in parts[1::2]] + [-1]
     compounds = [word(name) for name in chemical_names()]
-    fixed = [word(text) for text in _WORDS.values()]
+    fixed = [word(text) for text in _FIXED]
     kinds = [[word(opening), word(kind)] for opening, kind in KINDS]
     preambles = [word(preamble) for preamble in PREAMBLES]
     plain = CLAUSES[PLAIN]
@@ -367,7 +366,7 @@ def _draw(state: NDArray[np.uint64], which: int) -> int:
 @_kernel
 def _put(language: Language, word: int, out: NDArray[np.uint8], w: int) -> int:
     for i in range(language.starts[word], language.starts[word + 1]):
-        out[w] = language.letters[i]
+        out[np.uintp(w)] = language.letters[np.uintp(i)]  # unsigned: no test for a negative index
         w += 1
     return w
 
@@ -461,48 +460,36 @@ def _put_claim_1(
     topics = plan.topics[row]
     later, again = plan.later[row], plan.again[row]
     weight = later + 0.5 * again  # the first topic's words are halved between preamble and body
-    glued = plan.style[row] & GLUED
     share = language.slot_share
     each = min(TOPIC_WORDS, BODY_WORDS * share / max(weight, 0.5))
+    glued = plan.style[row] & GLUED
+    joint = THEN_GLUED if glued else THEN
 
-    w = _put(language, language.kinds[plan.kind[row], 0], out, w)
-    w = _put(language, language.fixed[FOR], out, w)
-    until = PREAMBLE_WORDS - 4 + _draw(state, _TEXT) % 5
+    w = _put(language, language.fixed[FOR], out, _put(language, language.kinds[plan.kind[row], 0], out, w))
     density = each * (0.5 if again else 1.0) / (PREAMBLE_WORDS * share)
-    words, w = _put_clauses(language, plan, row, density, topics[:1], AND, 3, until, state, out, w)
+    until = PREAMBLE_WORDS - 4 + _draw(state, _TEXT) % 5
+    words, w = _put_clauses(language, plan, row, density, topics[:1], joint, 3, until, state, out, w)
 
     w = _put(language, language.fixed[COMPRISING_GLUED if glued else COMPRISING], out, w)
     density = each * weight / (BODY_WORDS * share)
-    place = _draw(state, _TEXT) % (later + 1)  # of the first topic among the later ones
     until = words
-    before = 0
-    for i in range(later + 1):
-        for own in (True, False):
-            if own:
-                if i != place or not again:
-                    continue
-                topic = 0
-            else:
-                if i == later:
-                    continue
-                topic = i + 1
-            if before:
-                w = _put(language, language.fixed[THEN_GLUED if glued else THEN], out, w)
-            before += 1
-            until += int(BODY_WORDS * (0.5 if own else 1.0) / weight)
-            joint = THEN_GLUED if glued else THEN
-            words, w = _put_clauses(
-                language, plan, row, density, topics[topic : topic + 1], joint, words, until, state, out, w
-            )
-    if not before:
-        words, w = _put_clauses(language, plan, row, 0.0, topics[:1], THEN, words, words + BODY_WORDS, state, out, w)
+    body = later + again
+    place = _draw(state, _TEXT) % max(body, 1)  # of the first topic among the later ones
+    for i in range(max(body, 1)):
+        own = again and i == place
+        topic = 0 if own else i + 1 - (again and i > place)
+        if i > 0:
+            w = _put(language, language.fixed[joint], out, w)
+        until += int(BODY_WORDS * (0.5 if own else 1.0) / max(weight, 1.0))
+        words, w = _put_clauses(
+            language, plan, row, density, topics[topic : topic + 1], joint, words, until, state, out, w
+        )
 
     w = _put(language, language.fixed[INSTEAD], out, w)
-    until = PREAMBLE_WORDS + BODY_WORDS + INSTEAD_WORDS
     density = each / (INSTEAD_WORDS * share)
-    _, w = _put_clauses(
-        language, plan, row, density, topics[later + 1 : later + 2], OR, words + 4, until, state, out, w
-    )
+    until = PREAMBLE_WORDS + BODY_WORDS + INSTEAD_WORDS
+    topics = topics[later + 1 : later + 2]
+    _, w = _put_clauses(language, plan, row, density, topics, joint, words + 4, until, state, out, w)
     return w
 
 
