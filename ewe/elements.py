@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from ewe.errors import UsageError
+from ewe.kernel import kernel
 
 PAD, CLS, SEP, MASK, SHIFT = 0, 1, 2, 3, 4
 TEXT_WORDS = 512  # how much of a text is kept beside its bytes, for models that read words
@@ -51,14 +52,6 @@ class Counts(NamedTuple):
     materials: int  # written, without CLS and SEP
     materials_cut: int  # words longer than v bytes
     rows_cut: int  # rows with more text than u - 2 materials hold
-
-
-def _kernel(function: Callable[..., Any]) -> Any:
-    """Compile without the GIL, keeping the machine code where a folder for it can be written."""
-    try:
-        return njit(function, nogil=True, cache=True)
-    except RuntimeError:  # neither the package's folder nor the user's own is writable
-        return njit(function, nogil=True)
 
 
 # What numba lacks: single machine instructions on a 64-bit word, here eight bytes at any place of an array.
@@ -114,13 +107,13 @@ def _lowest(_context: Any, _x: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-@_kernel
+@kernel
 def _not_plain(x: np.uint64) -> np.uint64:
     """The high bit of each of eight bytes that is not in 0x21..0x7F."""
     return ~((x & _LOW) + _ABOVE_SPACE & ~x) & _HIGH
 
 
-@_kernel
+@kernel
 def _wide_space(data: Bytes, i: int, end: int) -> int:
     """Length of the white-space character beyond ASCII that starts at i; 0 where none does."""
     if data[i] == 0xC2:
@@ -139,7 +132,7 @@ def _wide_space(data: Bytes, i: int, end: int) -> int:
     return 3 if found else 0
 
 
-@_kernel
+@kernel
 def _classify(data: Bytes, i: int, end: int) -> tuple[int, int]:
     """(kind, bytes) of what stands at i; a multi-byte letter counts byte by byte."""
     kind = _KIND[data[i]]
@@ -149,7 +142,7 @@ def _classify(data: Bytes, i: int, end: int) -> tuple[int, int]:
     return (_SPACE, width) if width else (_LETTER, 1)
 
 
-@_kernel
+@kernel
 def _skip_words(data: Bytes, i: int, end: int, count: int, limit: int) -> tuple[int, int]:
     """Read on from between two words, `count` of them behind, to the end of word number `limit`.
 
@@ -180,7 +173,7 @@ def _skip_words(data: Bytes, i: int, end: int, count: int, limit: int) -> tuple[
     return end, count
 
 
-@_kernel
+@kernel
 def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[int, int, int]:
     """Rows of words.
 
@@ -246,7 +239,7 @@ def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tu
     return materials, words_cut, rows_cut
 
 
-@_kernel
+@kernel
 def _bytes(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[int, int, int]:
     """Rows of the UTF-8 stream itself, white space kept, cut every v bytes."""
     N, u, v = out.shape
@@ -286,7 +279,7 @@ def _bytes(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[i
 TOKENIZERS: dict[str, Callable[..., tuple[int, int, int]]] = {"whitespace": _whitespace, "bytes": _bytes}
 
 
-@_kernel
+@kernel
 def _pack(data: Bytes, offsets: Places, lengths: Places, out: Bytes) -> None:
     to = 0
     for n in range(lengths.size):

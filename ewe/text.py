@@ -23,15 +23,15 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable
 from html.entities import html5
 from itertools import accumulate
 from string import ascii_letters, digits
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from ewe.kernel import kernel
 
 CLAIM_END = "\u2029"
 
@@ -234,8 +234,6 @@ def _is_preamble(text: str) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------
 # The kernel: the same, a byte at a time. What is rare (an entity of a long name, an odd preamble) it leaves to Python.
 
-_F = TypeVar("_F")
-_kernel: Callable[[_F], _F] = numba.njit(nogil=True, cache=True)
 
 _ASK = -1  # Python must do this row
 _SPACE, _LINE, _NOT_WHITE = ord(" "), ord("\n"), 0
@@ -265,7 +263,7 @@ for _known, _form in zip(_COMMON, _COMMON_PREAMBLES, strict=True):
     _known[: len(_form)] = list(_form.encode())
 
 
-@_kernel
+@kernel
 def _gap_of(c: int) -> int:
     """The gap that a character makes: _LINE, _SPACE or _NOT_WHITE."""
     if 0x0A <= c <= 0x0D or 0x1C <= c <= 0x1E or c == 0x85 or 0x2028 <= c <= 0x2029:
@@ -275,7 +273,7 @@ def _gap_of(c: int) -> int:
     return _SPACE if 0x2000 <= c <= 0x200A or c == 0x202F or c == 0x205F or c == 0x3000 else _NOT_WHITE
 
 
-@_kernel
+@kernel
 def _put_gap(out: NDArray[np.uint8], start: int, w: int, gap: int) -> int:
     """Write a gap at out[w], or into the gap that stands before it; nothing at the start."""
     if w == start:
@@ -287,7 +285,7 @@ def _put_gap(out: NDArray[np.uint8], start: int, w: int, gap: int) -> int:
     return w + 1
 
 
-@_kernel
+@kernel
 def _entity(body: NDArray[np.uint8]) -> int:
     """The character of an entity by what stands between `&` and `;`, 0 if it is none, or _ASK."""
     if len(body) == 0:
@@ -311,7 +309,7 @@ def _entity(body: NDArray[np.uint8]) -> int:
     return value if simple else _ASK
 
 
-@_kernel
+@kernel
 def _flow_row(data: NDArray[np.uint8], i: int, stop: int, out: NDArray[np.uint8], start: int) -> int:
     """`_flow` of data[i:stop] to out[start:]; returns its end, or _ASK."""
     w = start
@@ -363,7 +361,7 @@ def _flow_row(data: NDArray[np.uint8], i: int, stop: int, out: NDArray[np.uint8]
     return w - (in_gap and w > start)
 
 
-@_kernel
+@kernel
 def _put_character(out: NDArray[np.uint8], w: int, c: int) -> int:
     """Write a character below 0x10000 as UTF-8; returns where it ends."""
     if c < 0x80:
@@ -379,7 +377,7 @@ def _put_character(out: NDArray[np.uint8], w: int, c: int) -> int:
     return w + 2
 
 
-@_kernel
+@kernel
 def _is_preamble_row(text: NDArray[np.uint8]) -> int:
     """`_is_preamble` of what stands before marker 1: 1 or 0, or _ASK."""
     if len(text) == 0:
@@ -395,7 +393,7 @@ def _is_preamble_row(text: NDArray[np.uint8]) -> int:
     return _ASK
 
 
-@_kernel
+@kernel
 def _markers_row(out: NDArray[np.uint8], start: int, stop: int, markers: NDArray[np.int64]) -> int:
     """`_markers` of out[start:stop] into markers; returns how many, or _ASK."""
     found = 0
@@ -421,7 +419,7 @@ def _markers_row(out: NDArray[np.uint8], start: int, stop: int, markers: NDArray
             elif n != found + 1 or (n > 1 and only_lines and out[begin - 1] != _LINE):
                 continue
             elif n == 1:
-                preamble = _is_preamble_row(out[start : max(begin - 1, start)])
+                preamble: int = _is_preamble_row(out[start : max(begin - 1, start)])
                 if preamble != 1:
                     return preamble
             markers[found, 0] = begin
@@ -430,7 +428,7 @@ def _markers_row(out: NDArray[np.uint8], start: int, stop: int, markers: NDArray
     return found
 
 
-@_kernel
+@kernel
 def _join_rows(
     data: NDArray[np.uint8],
     offsets: NDArray[np.int64],

@@ -58,7 +58,7 @@ def test_readmes_python(tmp_path: Path) -> None:
 def test_readmes_make_targets_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
-    assert set(re.findall(r"\bmake ([a-z-]+)", README)) <= targets
+    assert set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)) <= targets
 
 
 def test_readmes_tree_names_every_module() -> None:

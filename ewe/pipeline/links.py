@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import comb
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from ewe.kernel import kernel
 from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
 
 AT_ONCE = 16_384  # texts or so whose sets are in memory at a time
@@ -125,11 +125,10 @@ def nearest(
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True)
 _Bar = tuple[float, int]  # threshold, and the least number of equal hashes
 
 
-@_kernel
+@kernel
 def _jaccard(a: UInt64, b: UInt64, jaccard: float) -> float:
     """Similarity of two sorted sets, or 0 as soon as it cannot reach the threshold."""
     size = len(a) + len(b)
@@ -156,7 +155,7 @@ def _jaccard(a: UInt64, b: UInt64, jaccard: float) -> float:
     return both / (size - both)
 
 
-@_kernel
+@kernel
 def _similar(signatures: UInt32, hashes: UInt64, indptr: Int64, places: Int64, bar: _Bar, x: int, y: int) -> float:
     """Jaccard similarity of two texts, or 0 where it is below the threshold; text x is number places[x] of the sets."""
     jaccard, least = bar
@@ -170,7 +169,7 @@ def _similar(signatures: UInt32, hashes: UInt64, indptr: Int64, places: Int64, b
     return found if found >= jaccard else 0.0
 
 
-@_kernel
+@kernel
 def _first_shared(a: UInt32, b: UInt32, rows: int, last: int) -> int:
     """The first band up to `last` that two signatures share, or -1."""
     for band in range(last + 1):
@@ -182,7 +181,7 @@ def _first_shared(a: UInt32, b: UInt32, rows: int, last: int) -> int:
     return -1
 
 
-@_kernel
+@kernel
 def _find(roots: Int64, x: int) -> int:
     while roots[x] != x:
         roots[x] = roots[roots[x]]
@@ -190,13 +189,13 @@ def _find(roots: Int64, x: int) -> int:
     return x
 
 
-@_kernel
+@kernel
 def _flatten(roots: Int64) -> None:
     for x in range(len(roots)):
         roots[x] = _find(roots, x)
 
 
-@_kernel
+@kernel
 def _of_one_group(roots: Int64, members: Int64) -> bool:
     root = _find(roots, members[0])
     strangers = 0
@@ -205,7 +204,7 @@ def _of_one_group(roots: Int64, members: Int64) -> bool:
     return strangers == 0
 
 
-@_kernel
+@kernel
 def _likest_first(signatures: UInt32, members: Int64) -> Int64:
     """Members by how many hashes they share with the bucket's majority (a vote each, Boyer and Moore)."""
     majority = signatures[members[0]].copy()
@@ -222,7 +221,7 @@ def _likest_first(signatures: UInt32, members: Int64) -> Int64:
     return members[np.argsort(unlike, kind="mergesort")]
 
 
-@_kernel
+@kernel
 def _link_band(
     signatures: UInt32,
     hashes: UInt64,
@@ -289,7 +288,7 @@ def _link_band(
     return found
 
 
-@_kernel
+@kernel
 def _nearest(
     signatures: UInt32,
     hashes: UInt64,

@@ -11,11 +11,9 @@ after its last byte, which one pass of eight bytes a step gives, so no byte is r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +21,8 @@ from datasketch import MinHash
 from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from ewe.kernel import kernel
 
 WORDS = 5
 PERMUTATIONS = 128
@@ -166,7 +166,6 @@ _UPPER = _upper_case()
 
 # -- kernels ----------------------------------------------------------------------------------------------------------
 
-_kernel: Callable[[Any], Any] = numba.njit(nogil=True, cache=True)
 
 _ONES = np.uint64(0xFFFFFFFF)
 _LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -184,7 +183,7 @@ def _lowest(_context: Any, _x: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@_kernel
+@kernel
 def _over(sliced: UInt32, x: np.uint64) -> np.uint64:
     """The register after eight bytes, the register before them being in x already."""
     last = (sliced[0, x >> _56] ^ sliced[1, x >> _48 & _BYTE]) ^ (
@@ -196,7 +195,7 @@ def _over(sliced: UInt32, x: np.uint64) -> np.uint64:
     return np.uint64(last ^ first)
 
 
-@_kernel
+@kernel
 def _zeros(shifted: UInt32, x: np.uint64, n: np.uint64) -> np.uint64:
     """The register x after n zero bytes."""
     while True:
@@ -208,7 +207,7 @@ def _zeros(shifted: UInt32, x: np.uint64, n: np.uint64) -> np.uint64:
             return x
 
 
-@_kernel
+@kernel
 def _scratch(offsets: Int64) -> tuple[UInt64, UInt64, UInt64, UInt32]:
     """Room for the longest row; what a row does not need is never touched."""
     eights = 1
@@ -223,7 +222,7 @@ def _scratch(offsets: Int64) -> tuple[UInt64, UInt64, UInt64, UInt32]:
     )
 
 
-@_kernel
+@kernel
 def _crcs(
     data: NDArray[np.uint8],
     eight: UInt64,
@@ -276,7 +275,7 @@ def _crcs(
     return max(words - WORDS + 1, 1)
 
 
-@_kernel
+@kernel
 def _sign(
     data: NDArray[np.uint8], eight: UInt64, offsets: Int64, tables: _Tables, permutations: UInt32, out: UInt32
 ) -> None:
@@ -297,7 +296,7 @@ def _sign(
             out[n, k] = least
 
 
-@_kernel
+@kernel
 def _collect(
     data: NDArray[np.uint8], eight: UInt64, offsets: Int64, high: _Tables, low: _Tables, hashes: UInt64
 ) -> Int64:
@@ -317,7 +316,7 @@ def _collect(
     return ends
 
 
-@_kernel
+@kernel
 def _distinct(hashes: UInt64, ends: Int64) -> Int64:
     """Close the gaps that repeated hashes leave; returns where each row starts and the last one ends (N+1,)."""
     indptr = np.zeros(len(ends) + 1, np.int64)
@@ -334,7 +333,7 @@ def _distinct(hashes: UInt64, ends: Int64) -> Int64:
     return indptr
 
 
-@_kernel
+@kernel
 def _fold(
     data: NDArray[np.uint8], offsets: Int64, upper: NDArray[np.bool_], out: NDArray[np.uint8]
 ) -> NDArray[np.bool_]:
@@ -343,16 +342,16 @@ def _fold(
         out[i] = data[i] + np.uint8(32) * (data[i] - np.uint8(65) < np.uint8(26))
     beyond = np.zeros(len(offsets) - 1, np.bool_)
     for n in range(len(beyond)):
-        widest = np.uint8(0)
-        for i in range(offsets[n], offsets[n + 1]):
-            widest = max(widest, data[i])
-        if widest >= 0xC3:  # the lead byte of the first such letter
+        bits = np.uint8(0)
+        for byte in data[offsets[n] : offsets[n + 1]]:
+            bits |= byte
+        if bits >= 0x80:
             for i in range(offsets[n], offsets[n + 1] - 1):
                 beyond[n] |= upper[data[i], data[i + 1]]
     return beyond
 
 
-@_kernel
+@kernel
 def _band_keys(signatures: UInt32, rows: int, keys: UInt64) -> None:
     for n in range(len(signatures)):
         for band in range(len(keys)):

@@ -16,13 +16,13 @@ words sees is the same whichever comes first. Later claims mix them all.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from ewe.kernel import kernel
 
 TOPICS = 48
 SIDE = 8  # of a plane
@@ -320,8 +320,6 @@ def language() -> Language:
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels. Random numbers are SplitMix64's: the same on every machine, and a text depends on its seeds alone.
 
-_F = TypeVar("_F")
-_kernel: Callable[[_F], _F] = numba.njit(nogil=True, cache=True)
 
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _GOLDEN, _MIX1, _MIX2 = np.uint64(GOLDEN), np.uint64(MIX1), np.uint64(MIX2)
@@ -353,7 +351,7 @@ def write_titles(plan: Plan) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return out[: offsets[N]], offsets
 
 
-@_kernel
+@kernel
 def _draw(state: NDArray[np.uint64], which: int) -> int:
     """63 random bits."""
     state[which] += _GOLDEN
@@ -363,7 +361,7 @@ def _draw(state: NDArray[np.uint64], which: int) -> int:
     return np.int64((z ^ (z >> np.uint64(31))) >> np.uint64(1))  # type: ignore[return-value]
 
 
-@_kernel
+@kernel
 def _put(language: Language, word: int, out: NDArray[np.uint8], w: int) -> int:
     for i in range(language.starts[word], language.starts[word + 1]):
         out[np.uintp(w)] = language.letters[np.uintp(i)]  # unsigned: no test for a negative index
@@ -371,7 +369,7 @@ def _put(language: Language, word: int, out: NDArray[np.uint8], w: int) -> int:
     return w
 
 
-@_kernel
+@kernel
 def _put_number(n: int, out: NDArray[np.uint8], w: int) -> int:
     digits = 1 + (n > 9) + (n > 99)
     for i in range(digits - 1, -1, -1):
@@ -380,7 +378,7 @@ def _put_number(n: int, out: NDArray[np.uint8], w: int) -> int:
     return w + digits
 
 
-@_kernel
+@kernel
 def _put_clause(
     language: Language,
     clause: int,
@@ -413,7 +411,7 @@ def _put_clause(
         w = _put(language, word, out, w)
 
 
-@_kernel
+@kernel
 def _choose_clause(language: Language, style: int, state: NDArray[np.uint64]) -> int:
     r = _draw(state, _TEXT)
     group = PLAIN
@@ -428,7 +426,7 @@ def _choose_clause(language: Language, style: int, state: NDArray[np.uint64]) ->
     return int(first + (r >> 16) % (language.groups[group + 1] - first))
 
 
-@_kernel
+@kernel
 def _put_clauses(
     language: Language,
     plan: Plan,
@@ -452,7 +450,7 @@ def _put_clauses(
         w = _put(language, language.fixed[joint], out, w)
 
 
-@_kernel
+@kernel
 def _put_claim_1(
     language: Language, plan: Plan, row: int, state: NDArray[np.uint64], out: NDArray[np.uint8], w: int
 ) -> int:
@@ -493,7 +491,7 @@ def _put_claim_1(
     return w
 
 
-@_kernel
+@kernel
 def _put_later_claim(
     language: Language,
     plan: Plan,
@@ -523,7 +521,7 @@ def _put_later_claim(
     return w
 
 
-@_kernel
+@kernel
 def _write_claims(
     language: Language, plan: Plan, start: int, out: NDArray[np.uint8], offsets: NDArray[np.int64]
 ) -> int:
@@ -564,7 +562,7 @@ def _write_claims(
     return len(plan.claims)
 
 
-@_kernel
+@kernel
 def _write_titles(language: Language, plan: Plan, out: NDArray[np.uint8], offsets: NDArray[np.int64]) -> None:
     state = np.empty(2, np.uint64)
     title = language.groups[len(language.groups) - 1]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numba
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ewe.kernel import kernel
 from ewe.store import Store
 
 Ints = NDArray[np.int64]
@@ -215,11 +215,7 @@ def count_words(texts: pa.StringArray) -> tuple[Ints, Ints]:
     return words, letters
 
 
-_F = TypeVar("_F")
-_kernel: Callable[[_F], _F] = numba.njit(nogil=True, cache=True)
-
-
-@_kernel
+@kernel
 def _count_words(data: NDArray[np.uint8], offsets: NDArray[np.int32], words: Ints, letters: Ints) -> None:
     for row in range(len(words)):
         start = offsets[row]
