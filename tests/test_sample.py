@@ -67,7 +67,7 @@ def test_the_bytes_are_those_of_every_machine() -> None:
     rows = json.dumps(sample.publications(0, 400, 7).to_pylist())
     digest = hashlib.sha256(rows.encode()).hexdigest()
 
-    assert digest[:16] == "2deaf45d0aa5a0c9"
+    assert digest[:16] == "66a2d946b238479c"
 
 
 def test_a_row_depends_on_the_seed_and_its_number_alone() -> None:
@@ -141,6 +141,7 @@ def test_numbers_differ_and_dates_follow_the_office(table: pl.DataFrame, grants:
     assert (filed["filing_date"] < filed["grant_date"]).all()
     assert filed["filing_date"].cast(pl.String).str.to_date("%Y%m%d", strict=True).is_not_null().all()
     assert 0.05 < (grants["filing_date"] == 0).mean() < 0.12
+    assert np.gcd(sample.SLOTS, sample.STRIDE) == 1  # so numbers differ in samples of every size
     ordered = grants.sort(pl.col("publication_number").str.slice(3, 8))["grant_date"]
     assert ordered.is_sorted()
 
@@ -311,7 +312,7 @@ def test_a_few_percent_are_near_copies_and_some_cross_into_2015(grants: pl.DataF
 
     assert 0.02 < len(shared) / len(grants) < 0.04
     assert min(shared) > 0.75
-    assert 0.1 < np.mean([share == 1 for share in shared]) < 0.6
+    assert 0.1 < np.mean([share == 1 for share in shared]) < 0.5
     assert sum(crossing) > 10
 
 

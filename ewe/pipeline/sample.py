@@ -68,8 +68,10 @@ ROLES = {
     "JP": 0.002,
     "CN": 0.002,
 }
-ROLE_NAMES = list(ROLES)
 COPIES = 0.03  # of the rows are near-copies of an earlier grant
+EDITS = np.array(
+    [0, 300, 1500, 3000]
+)  # of 65,536 nouns, adjectives, gerunds; the last leaves 5-word shingles 0.8 alike
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -183,7 +185,7 @@ def publications(start: int, stop: int, seed: int) -> pa.Table:
     copied &= (original_role == 0) & ~original_copied & (role == 0) & (rows > 0)
     origin = np.where(copied, originals, rows)
 
-    named = {name: role == i for i, name in enumerate(ROLE_NAMES)}
+    named = {name: role == i for i, name in enumerate(ROLES)}
     plan = _plan(Dice(seed, origin, stream=1), own, copied, named)
     dates = _dates(own, named, seed)
     columns = [
@@ -231,7 +233,7 @@ def _plan(dice: Dice, own: Dice, copied: Bools, named: dict[str, Bools]) -> pros
     return prose.Plan(
         seed=dice.bits(),
         edit_seed=own.bits(),
-        edits=np.where(copied, np.array([0, 300, 1500])[own.below(3)], 0).astype(np.uint16),
+        edits=np.where(copied, EDITS[own.below(len(EDITS))], 0).astype(np.uint16),
         topics=topics,
         later=dice.among(LATER_SHARES).astype(np.uint8),
         again=dice.chance(AGAIN),
