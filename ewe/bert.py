@@ -10,12 +10,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
+from ewe.config import Sizes
 from ewe.embedding import STD, ElementwiseEmbedding, attention_mask
+from ewe.errors import UsageError
 
 EPS = 1e-12  # of every LayerNorm, as BERT has it
 
@@ -39,6 +42,27 @@ class BertConfig:
     def w(self) -> int:
         """Width of the model."""
         return self.v * self.c
+
+    @classmethod
+    def of(cls, sizes: Sizes) -> Self:
+        """The shape for these tensors; UsageError where width, letters and heads do not fit each other."""
+        heads = sizes.heads or sizes.v
+        if sizes.width % sizes.v or sizes.width % heads:
+            raise UsageError(
+                f"--width {sizes.width} must be a multiple of the tensors' {sizes.v} letters and of --heads {heads}."
+            )
+        return cls(
+            u=sizes.u,
+            v=sizes.v,
+            c=sizes.width // sizes.v,
+            layers=sizes.layers,
+            heads=heads,
+            ffn=4 * sizes.width,
+            labels=sizes.labels,
+            dropout=sizes.dropout,
+            focus=sizes.focus,
+            init_std=sizes.init_std,
+        )
 
 
 class Attention(nn.Module):
@@ -112,6 +136,9 @@ class Encoder(nn.Module):
 
 class EweBert(nn.Module):
     """BERT_EWE with its multilabel head: ids uint8 (B, n<=u, v) -> logits (B, L)."""
+
+    config_class = BertConfig
+    reads = "letters"
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

@@ -55,6 +55,25 @@ class TrainConfig:
                     raise UsageError(f"--{name.replace('_', '-')} must be {what}, not {getattr(self, name)}.")
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What the tensors and a TrainConfig tell every model; its config_class makes its shape of it."""
+
+    u: int
+    """materials, tokens or code points a text"""
+    v: int
+    """letters a material; 1 where a text is one row of ids"""
+    vocabulary: int
+    """ids of the tokenizer: 256 elements, or a WordPiece vocabulary's size"""
+    labels: int
+    layers: int = 12
+    width: int = 768
+    heads: int = 0
+    dropout: float = 0.1
+    focus: bool = True
+    init_std: float = 0.02
+
+
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "layers width epochs batch_size checkpoint_every": ("at least 1", lambda x: x >= 1),
     "heads seed clip weight_decay min_steps": ("at least 0", lambda x: 0 <= x < math.inf),
