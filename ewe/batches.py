@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -21,12 +21,14 @@ from torch import Tensor
 from ewe import store
 from ewe.errors import DataError, UsageError
 
+STORED = {"whitespace": "bytes", "bytes": "bytes", "wordpiece": "tokens", "codepoints": "codepoints"}
+
 
 class Batch(NamedTuple):
     """B texts with their labels as coordinates: text rows[i] bears label columns[i]."""
 
     ids: Tensor
-    """uint8 (B, u, v)"""
+    """uint8 (B, u, v) letters, or integers (B, n): tokens, code points or hashed words"""
     rows: Tensor
     """int64 (P,), sorted"""
     columns: Tensor
@@ -46,6 +48,8 @@ class Meta:
     u: int
     v: int
     tokenizer: str
+    vocabulary: int  # how many ids the tokenizer has
+    max_claims: int | None  # that were joined into a text; None where texts came as they are
     label_names: list[str]
     labels_sha256: str
     splits: dict[str, dict[str, Any]]  # name -> {"rows": n, ...}
@@ -57,9 +61,10 @@ class Meta:
         """Read meta.json of a finished folder; DataError or IncompleteError where there is none."""
         manifest = store.read_manifest(folder, "tensors")
         meta = store.read_json(folder / "meta.json")
-        names = ("u", "v", "tokenizer", "label_names", "labels_sha256", "splits", "made_up")
         try:
-            return cls(**{name: meta[name] for name in names}, manifest=manifest)
+            return cls(
+                **{each.name: meta[each.name] for each in fields(cls) if each.name != "manifest"}, manifest=manifest
+            )
         except KeyError as error:
             raise DataError(
                 f"{folder / 'meta.json'} lacks {error}; make the folder again with ewe-data encode."
@@ -77,8 +82,8 @@ class Split:
     """One split of a tensors/ folder, mapped, not read."""
 
     name: str
-    ids: NDArray[np.uint8]
-    """(N, u, v)"""
+    ids: NDArray[Any] | Words
+    """(N, u, v) letters, or (N, n) tokens, code points or words; ids[rows] is an array"""
     indptr: NDArray[np.int64]
     """(N+1,) where each row's labels start in `indices`"""
     indices: NDArray[np.uint16]
@@ -87,8 +92,14 @@ class Split:
     """(N,) publication numbers"""
 
     @classmethod
-    def open(cls, folder: Path, name: str, meta: Meta) -> Self:
+    def open(cls, folder: Path, name: str, meta: Meta, reads: str | None = None) -> Self:
         """Map the files of one split.
+
+        Args:
+            folder: tensors/.
+            name: which split.
+            meta: of the folder.
+            reads: "words" for the texts' words in the place of what the tokenizer made.
 
         Raises:
             UsageError: the folder has no such split.
@@ -96,12 +107,16 @@ class Split:
         """
         if name not in meta.splits:
             raise UsageError(f"{folder} has no split {name}; it has {', '.join(sorted(meta.splits))}.")
-        split = cls(
-            name, *(_map(folder / f"{name}.{part}.npy") for part in ("bytes", "labels.indptr", "labels.indices", "ids"))
+        indptr, indices, numbers = (
+            _map(folder / f"{name}.{part}.npy") for part in ("labels.indptr", "labels.indices", "ids")
         )
+        stored = STORED[meta.tokenizer]
+        ids = Words(folder, name) if reads == "words" else _map(folder / f"{name}.{stored}.npy")
+        split = cls(name, ids, indptr, indices, numbers)
         N = meta.splits[name]["rows"]
         shapes = (split.ids.shape, split.indptr.shape, split.indices.shape, split.numbers.shape)
-        wanted = ((N, meta.u, meta.v), (N + 1,), (int(split.indptr[-1]),), (N,))
+        each = () if reads == "words" else (meta.u, meta.v) if stored == "bytes" else (meta.u,)
+        wanted = ((N, *each), (N + 1,), (int(split.indptr[-1]),), (N,))
         if shapes != wanted:
             raise DataError(f"{folder}/{name}.*.npy have shapes {shapes}, not {wanted}; run ewe-data encode again.")
         return split
@@ -120,12 +135,36 @@ class Split:
 
     def batch(self, rows: NDArray[np.int64]) -> Batch:
         """The batch of these rows (B,), on the host."""
-        return Batch(torch.from_numpy(np.asarray(self.ids[rows])), *map(torch.from_numpy, self.labels(rows)))
+        ids = np.asarray(self.ids[rows])
+        if ids.dtype in (np.uint16, np.uint32):  # torch computes little on these
+            ids = ids.astype(np.int64)
+        return Batch(torch.from_numpy(ids), *map(torch.from_numpy, self.labels(rows)))
 
     def batches(self, rows: NDArray[np.int64], batch_size: int) -> Iterator[Batch]:
         """These rows in their order; the last batch may be smaller."""
         for start in range(0, len(rows), batch_size):
             yield self.batch(rows[start : start + batch_size])
+
+
+class Words:
+    """The words of a split's texts as hashed ids, int32 (N, n): made when rows are asked for, as wide as they need.
+
+    See ewe/words.py.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._data = _map(folder / f"{name}.text.npy")
+        self._indptr = _map(folder / f"{name}.text.indptr.npy")
+        self.shape = (len(self._indptr) - 1,)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The words of rows (B,): int32 (B, n), 0 where a text has no more."""
+        from ewe.words import hash_rows
+
+        return hash_rows(self._data, self._indptr[rows], self._indptr[rows + 1])
 
 
 def _map(path: Path) -> NDArray[Any]:

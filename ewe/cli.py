@@ -363,6 +363,8 @@ def _with_training_options(function: Callable[..., dict[str, Any]]) -> Callable[
     own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
     options = []
     for field in fields(TrainConfig):
+        if not field.metadata:  # options: --option NAME=VALUE of the model that has them
+            continue
         kind: Any = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
         help_text = f"{field.metadata['help']}  [paper: {str(field.default).lower()}]"
         annotation = Annotated[kind | None, typer.Option(help=help_text)]
@@ -379,12 +381,14 @@ def train(
     tensors: Annotated[Path, typer.Argument(help="Folder that encode made.")],
     out: Annotated[Path, typer.Option(help="Folder to write: RUN.")],
     preset: Annotated[str, typer.Option(help=f"Which recipe to start from: {', '.join(PRESETS)}.")] = "paper",
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the model's own, repeated.")] = None,
     **choices: Any,
 ) -> dict[str, Any]:
     """Train a model; the same command again resumes."""
+    from ewe.models import options
     from ewe.train import train_model
 
-    return train_model(tensors, out, preset=preset, **choices)
+    return train_model(tensors, out, preset=preset, options=options(option or []), **choices)
 
 
 Run = Annotated[Path, typer.Argument(help="Folder that train made.")]

@@ -24,7 +24,8 @@ def _option(text: str, *, default: Any) -> Any:
 class TrainConfig:
     """Everything that decides a run besides its data; the defaults are the paper's recipe."""
 
-    model: str = _option("Which model.", default="bert-ewe")
+    model: str = _option("Which model; `ewe info --all` lists them.", default="bert-ewe")
+    options: dict[str, Any] = field(default_factory=dict)  # of that model alone: --option NAME=VALUE
     layers: int = _option("Layers of the encoder.", default=12)
     width: int = _option("w, the model's width: a multiple of the tensors' letters v.", default=768)
     heads: int = _option("Attention heads; 0 is one a letter, h = v.", default=0)

@@ -71,7 +71,7 @@ def _count(run: Run, tensors: Path, meta: Meta, name: str, threshold: float) -> 
     share = run.config["training"]["holdout"]
     if name == HOLDOUT and not share:
         raise UsageError(f"{run.folder} held no rows out; train with --holdout, or name a split of {tensors}.")
-    split = Split.open(tensors, "train" if name == HOLDOUT else name, meta)
+    split = Split.open(tensors, "train" if name == HOLDOUT else name, meta, run.reads)
     rows = np.flatnonzero(held_out(split.numbers, share)) if name == HOLDOUT else np.arange(len(split))
     with progress.bar(f"evaluate {name}", len(rows), "texts") as advance:
         return count(run.model, run.compute, split, rows, run.names, threshold, BATCH_SIZE, advance)

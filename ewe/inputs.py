@@ -22,12 +22,13 @@ IDS = ("id", "publication_number")  # the fields that name a text; else its numb
 TEXTS = ("text", "claims")
 
 
-def read_texts(source: Path) -> tuple[int | None, Iterator[tuple[str, str]]]:
+def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator[tuple[str, str]]]:
     """How many texts there are, where that is known, and an iterator over (id, text).
 
     Args:
         source: a Parquet file, or a folder of some, with a column text or claims; JSON lines with a field text
             or claims; any other file: a text a line; `-`: standard input, JSON lines if the first starts with `{`.
+        max_claims: how many claims become text.
 
     Raises:
         DataError: the source is missing, broken or without texts; JSON lines say so when they are reached.
@@ -36,18 +37,18 @@ def read_texts(source: Path) -> tuple[int | None, Iterator[tuple[str, str]]]:
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]
         first = sys.stdin.readline()
         lines = _chain(first, sys.stdin)
-        return None, _json_lines(source, lines) if first.lstrip().startswith("{") else _lines(lines)
+        return None, _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
     if source.is_dir():
         files = sorted(source.glob("*.parquet"))
         if not files:
             raise DataError(f"{source} is no tensors folder and holds no Parquet; name a file or such a folder.")
-        return _parquet(files)
+        return _parquet(files, max_claims)
     if not source.is_file():
         raise DataError(f"{source} does not exist; name a file, a folder, or - for standard input.")
     if source.suffix == ".parquet":
-        return _parquet([source])
+        return _parquet([source], max_claims)
     lines = _open(source)
-    return None, _json_lines(source, lines) if source.suffix in JSON_LINES else _lines(lines)
+    return None, _json_lines(source, lines, max_claims) if source.suffix in JSON_LINES else _lines(lines)
 
 
 def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
@@ -66,7 +67,7 @@ def _lines(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield str(number), line.rstrip("\n")
 
 
-def _json_lines(source: Path, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -78,10 +79,10 @@ def _json_lines(source: Path, lines: Iterable[str]) -> Iterator[tuple[str, str]]
         if field is None or not isinstance(record[field], str | None):
             raise DataError(f"{source}, line {number} has no string text or claims; give it one or take it out.")
         name = next((record[name] for name in IDS if record.get(name) is not None), number)
-        yield utf8(str(name)).decode(), _as_text(field, record[field])
+        yield utf8(str(name)).decode(), _as_text(field, record[field], max_claims)
 
 
-def _parquet(files: list[Path]) -> tuple[int, Iterator[tuple[str, str]]]:
+def _parquet(files: list[Path], max_claims: int) -> tuple[int, Iterator[tuple[str, str]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -97,10 +98,10 @@ def _parquet(files: list[Path]) -> tuple[int, Iterator[tuple[str, str]]]:
         if not set(TEXTS) & set(strings):
             raise DataError(f"{path} has no string column text or claims; add one.")
         rows += metadata.num_rows
-    return rows, _parquet_rows(files)
+    return rows, _parquet_rows(files, max_claims)
 
 
-def _parquet_rows(files: list[Path]) -> Iterator[tuple[str, str]]:
+def _parquet_rows(files: list[Path], max_claims: int) -> Iterator[tuple[str, str]]:
     import pyarrow.parquet as pq
 
     row = 0
@@ -114,9 +115,9 @@ def _parquet_rows(files: list[Path]) -> Iterator[tuple[str, str]]:
                 ids: list[Any] = batch.column(chosen[0]).to_pylist() if chosen else [None] * len(texts)
                 for name, text in zip(ids, texts, strict=True):
                     row += 1
-                    yield str(row if name is None else name), _as_text(field, text)
+                    yield str(row if name is None else name), _as_text(field, text, max_claims)
 
 
-def _as_text(field: str, value: str | None) -> str:
+def _as_text(field: str, value: str | None, max_claims: int) -> str:
     """A missing text is an empty one, so that every row of the source has its row in the predictions."""
-    return (value or "") if field == "text" else join_claims(value or "").text
+    return (value or "") if field == "text" else join_claims(value or "", max_claims).text

@@ -1,78 +1,104 @@
-"""The models by their names on the command line: how each is built, and how large it is beside the paper's Table 1."""
+"""The systems by their names on the command line: how each is built, and how large it is beside Table 1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ewe import store
-from ewe.bert import BertConfig, EweBert
+from ewe import published, store
+from ewe.config import Sizes
 from ewe.errors import UsageError
 
-PUBLISHED = {"bert-ewe": {"total": "87M", "embedding": "12k"}}  # Table 1, as printed
-NAMES = tuple(PUBLISHED)
-SLIP = (
-    f"BERT_EWE's 12,288 elements are {12_288 / 23_440_896:.2%} of BERT_ORIG's 23,440,896 token vectors; "
-    "the paper's 0.005% and 0.005x are a slip."
-)
-ATTENTION = (
-    "That head n sees only the n-th letters is the paper's reading: W_Q, W_K and W_V are dense and mix them; "
-    "measured against chance 1/v, it is a finding, else an assumption."
-)
-BYTE_TOKENIZERS = ("whitespace", "bytes")  # whose tensors are letters, (N, u, v)
+
+@dataclass(frozen=True)
+class Model:
+    """What a name stands for."""
+
+    home: str
+    """module:class; the class has `config_class` and `reads`"""
+    tokenizers: tuple[str, ...] = ()
+    """whose tensors it reads; none: any, as it reads their texts' words"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """fields of the class's configuration that the name decides"""
+
+    def network(self) -> Any:
+        """The class, imported."""
+        module, _, name = self.home.partition(":")
+        return getattr(importlib.import_module(module), name)
 
 
-def shape(
-    model: str,
-    *,
-    u: int,
-    v: int,
-    tokenizer: str,
-    labels: int,
-    layers: int = 12,
-    width: int = 768,
-    heads: int = 0,
-    dropout: float = 0.1,
-    focus: bool = True,
-    init_std: float = 0.02,
-) -> dict[str, Any]:
+MODELS = {
+    "bert-ewe": Model("ewe.bert:EweBert", ("whitespace",)),
+    "bert-ewe-no-focus": Model("ewe.bert:EweBert", ("whitespace",), {"focus": False}),
+    "bert-ewe-bytes": Model("ewe.bert:EweBert", ("bytes",)),
+}
+
+
+def find(model: str) -> Model:
+    """The system of this name; UsageError where there is none."""
+    if model not in MODELS:
+        raise UsageError(f"There is no model {model}; choose from {', '.join(MODELS)}.")
+    return MODELS[model]
+
+
+def options(pairs: Sequence[str]) -> dict[str, Any]:
+    """`NAME=VALUE` pairs as a mapping; values are JSON where they can be, else text."""
+    chosen = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--option {pair} must be NAME=VALUE.")
+        try:
+            chosen[name] = json.loads(value)
+        except ValueError:
+            chosen[name] = value
+    return chosen
+
+
+def shape(model: str, sizes: Sizes, tokenizer: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What a model of this name is built from, as JSON values.
 
     Args:
-        model: one of NAMES.
-        u: materials of the tensors.
-        v: elements of the tensors.
+        model: a key of MODELS.
+        sizes: what tensors and configuration tell.
         tokenizer: what made the tensors.
-        labels: L.
-        layers: of the encoder.
-        width: w, of the model.
-        heads: 0 for one a letter, h = v.
-        dropout: as the parent has it.
-        focus: whether letters and words know their positions.
-        init_std: of the linear layers' weights at the start.
+        options: fields of the model's own configuration.
 
     Raises:
-        UsageError: the name is unknown, or the sizes do not fit each other.
+        UsageError: the name or an option is unknown, or the sizes do not fit each other.
     """
-    if model not in NAMES:
-        raise UsageError(f"There is no model {model}; choose from {', '.join(NAMES)}.")
-    if tokenizer not in BYTE_TOKENIZERS:
-        raise UsageError(f"{model} reads letters; encode with --tokenizer whitespace or bytes, not {tokenizer}.")
-    heads = heads or v
-    if width % v or width % heads:
-        raise UsageError(f"--width {width} must be a multiple of the tensors' {v} letters and of --heads {heads}.")
-    return asdict(BertConfig(u, v, width // v, layers, heads, 4 * width, labels, dropout, focus, init_std))
+    found, chosen = find(model), dict(options or {})
+    if found.tokenizers and tokenizer not in found.tokenizers:
+        raise UsageError(
+            f"{model} reads tensors of --tokenizer {' or '.join(found.tokenizers)}, not {tokenizer}; encode again, or "
+            f"choose another --model."
+        )
+    config_class = found.network().config_class
+    common = {each.name for each in fields(Sizes)}
+    own = {each.name: each.default for each in fields(config_class)}
+    allowed = sorted(set(own) - common - set(found.options))
+    for name, value in chosen.items():
+        if name not in allowed:
+            raise UsageError(f"{model} has no option {name}; it has {', '.join(allowed) or 'none'}.")
+        if isinstance(own[name], bool | int | float | str) and not isinstance(value, type(own[name])):
+            raise UsageError(f"--option {name} of {model} must be like {own[name]!r}, not {value!r}.")
+    if not sizes.focus and "focus" not in own:
+        raise UsageError(f"{model} has no focus embeddings to leave out; drop --no-focus.")
+    decided = {name: value for name, value in found.options.items() if name in common}
+    chosen |= {name: value for name, value in found.options.items() if name not in common}
+    return asdict(config_class.of(replace(sizes, **decided), **chosen))
 
 
-def build(model: str, shape: Mapping[str, Any]) -> EweBert:
-    """The model of this name and shape, its weights drawn from torch's global generator."""
-    if model not in NAMES:
-        raise UsageError(f"There is no model {model}; choose from {', '.join(NAMES)}.")
-    return EweBert(BertConfig(**shape))
+def build(model: str, shape: Mapping[str, Any]) -> Any:
+    """The model (nn.Module) of this name and shape, its weights drawn from torch's global generator."""
+    network = find(model).network()
+    return network(network.config_class(**shape))
 
 
 def sizes(model: str, shape: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,25 +114,23 @@ def info(model: str | None = None, labels: int = 1328, u: int = 128, v: int = 16
     """Sizes of a model in the paper's shape, or of all models, beside what Table 1 prints.
 
     Args:
-        model: one of NAMES; None for all.
+        model: a key of MODELS; None for all of the paper.
         labels: L; the paper's 664 subclasses as First and Later make 1,328.
         u: materials.
         v: elements a material.
     """
     table = {}
-    for name in NAMES if model is None else (model,):
-        counted = sizes(name, shape(name, u=u, v=v, tokenizer="whitespace", labels=labels))
-        table[name] = {
-            **counted,
-            "table_1_total": PUBLISHED[name]["total"],
-            "table_1_embedding": PUBLISHED[name]["embedding"],
-        }
+    for name in MODELS if model is None else (model,):
+        wanted = Sizes(u=u, v=v, vocabulary=256, labels=labels)
+        counted = sizes(name, shape(name, wanted, find(name).tokenizers[0]))
+        total, embedding = published.SIZES.get(name, ("-", "-"))
+        table[name] = {**counted, "table_1_total": total, "table_1_embedding": embedding}
     return {
         "labels": labels,
         "u": u,
         "v": v,
         "models": table,
-        "notes": [SLIP, ATTENTION],
+        "notes": [published.SLIP, published.ATTENTION],
     }
 
 
@@ -121,6 +145,6 @@ def info_run(run: Path) -> dict[str, Any]:
         "run": str(run),
         "model": config["model"],
         "parameters": sizes(config["model"], config["shape"]),
-        **{name: config[name] for name in ("preset", "shape", "tokenizer", "training", "compute", "made_up")},
+        **{name: config[name] for name in ("preset", "shape", "input", "training", "compute", "made_up")},
         "micro_f1": {split: evaluation["micro"]["f1"] for split, evaluation in evaluations.items()},
     }

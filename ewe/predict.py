@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ from ewe import models, progress, store
 from ewe.batches import Meta, Split
 from ewe.compute import Compute
 from ewe.elements import encode
+from ewe.embedding import ElementwiseEmbedding
 from ewe.errors import DataError, UsageError
 from ewe.inputs import read_texts
 
 BATCH_SIZE = 128
+MAX_CLAIMS = 20  # where the run's texts did not come from claims
 ROW_GROUP = 16_384  # rows of a row group in the predictions' Parquet
 
-Encoded = Iterator[tuple[NDArray[np.uint8], list[str]]]  # ids (B, u, v) and the texts' names
+Encoded = Iterator[tuple[Tensor | NDArray[Any], list[str]]]  # ids as the model reads them, and the texts' names
 Write = Callable[[list[str], list[list[str]], list[list[float]]], None]  # names, labels, probabilities
 
 
@@ -36,6 +39,7 @@ class Run:
         names: the L labels, in the order of the logits.
         threshold: of a predicted label's probability.
         model: in evaluation mode, its positions folded.
+        encode: texts -> ids as the model reads them.
     """
 
     def __init__(self, folder: Path, compute: Compute) -> None:
@@ -45,19 +49,25 @@ class Run:
         self.labels = store.read_json(folder / "labels.json")
         self.names: list[str] = self.labels["names"]
         self.threshold: float = self.config["training"]["threshold"]
-        self.u, self.v = self.config["shape"]["u"], self.config["shape"]["v"]
+        self.input = self.config["input"]
+        self.reads = models.find(self.config["model"]).network().reads
         with torch.device("meta"):  # draw no weights that are to be replaced
             self.model = models.build(self.config["model"], self.config["shape"])
         self.model.load_state_dict(load_file(folder / "model.safetensors"), assign=True)
-        self.model.embedding.fold()
+        for module in self.model.modules():
+            if isinstance(module, ElementwiseEmbedding):
+                module.fold()
         self.model.to(compute.device).eval()
+        self.encode = self._encoder()
 
     def check(self, tensors: Path, meta: Meta) -> None:
         """Raise DataError unless the tensors were encoded as this run's training tensors were."""
+        if self.reads == "words":  # which every folder has, however it was encoded
+            return
         for what, theirs, ours in (
-            ("--words", meta.u, self.u),
-            ("--letters", meta.v, self.v),
-            ("--tokenizer", meta.tokenizer, self.config["tokenizer"]),
+            ("--tokenizer", meta.tokenizer, self.input["tokenizer"]),
+            ("--words", meta.u, self.input["u"]),
+            ("--letters", meta.v, self.input["v"]),
         ):
             if theirs != ours:
                 raise DataError(f"{tensors} has {what} {theirs}, {self.folder} {ours}; encode with {what} {ours}.")
@@ -69,9 +79,27 @@ class Run:
                 f"{tensors} has other labels than {self.folder}; encode the dataset that it was trained on."
             )
 
+    def _encoder(self) -> Callable[[Sequence[str]], NDArray[Any]]:
+        """What makes ids of new texts, as encode made those of the tensors."""
+        u, v, tokenizer = self.input["u"], self.input["v"], self.input["tokenizer"]
+        if self.reads == "words":
+            from ewe import words
+
+            return words.encode
+        if tokenizer == "wordpiece":
+            from ewe.tokens import WordPiece
+
+            pieces = WordPiece.load(self.folder / "tokenizer.json")
+            return lambda texts: pieces.encode(texts, u).astype(np.int64)
+        if tokenizer == "codepoints":
+            from ewe.tokens import codepoints
+
+            return lambda texts: codepoints(texts, u).astype(np.int64)
+        return partial(encode, u=u, v=v, tokenizer=tokenizer)
+
     @torch.inference_mode()
-    def logits(self, ids: Tensor | NDArray[np.uint8]) -> Tensor:
-        """Logits float32 (B, L), on the run's device, from ids uint8 (B, u, v)."""
+    def logits(self, ids: Tensor | NDArray[Any]) -> Tensor:
+        """Logits float32 (B, L), on the run's device, from ids as the model reads them."""
         with self.compute.autocast():
             z: Tensor = self.model(torch.as_tensor(ids).to(self.compute.device))
         return z.float()
@@ -85,8 +113,8 @@ class Run:
         """
         found: list[dict[str, float]] = []
         for start in range(0, len(texts), BATCH_SIZE):
-            ids = encode(texts[start : start + BATCH_SIZE], self.u, self.v, self.config["tokenizer"])
-            found += [dict(zip(names, p, strict=True)) for names, p in self.choose(self.logits(ids), top_k)]
+            z = self.logits(self.encode(texts[start : start + BATCH_SIZE]))
+            found += [dict(zip(names, p, strict=True)) for names, p in self.choose(z, top_k)]
         return found
 
     def choose(self, logits: Tensor, top_k: int | None) -> Iterator[tuple[list[str], list[float]]]:
@@ -198,25 +226,22 @@ def _from_tensors(run: Run, folder: Path, split: str | None) -> tuple[int, Encod
     meta = Meta.read(folder)
     run.check(folder, meta)
     names = [split] if split else [name for name in meta.splits if name != "train"] or list(meta.splits)
-    splits = [Split.open(folder, name, meta) for name in names]
+    splits = [Split.open(folder, name, meta, run.reads) for name in names]
 
     def batches() -> Encoded:
         for each in splits:
             for start in range(0, len(each), BATCH_SIZE):
-                chosen = slice(start, start + BATCH_SIZE)
-                yield np.array(each.ids[chosen]), [number.decode() for number in each.numbers[chosen].tolist()]
+                rows = np.arange(start, min(start + BATCH_SIZE, len(each)))
+                yield each.batch(rows).ids, [number.decode() for number in each.numbers[rows].tolist()]
 
     return sum(map(len, splits)), batches()
 
 
 def _from_texts(run: Run, source: Path) -> tuple[int | None, Encoded]:
-    total, texts = read_texts(source)
+    total, texts = read_texts(source, run.input["max_claims"] or MAX_CLAIMS)
 
     def batches() -> Encoded:
         while chunk := list(islice(texts, BATCH_SIZE)):
-            yield (
-                encode([text for _, text in chunk], run.u, run.v, run.config["tokenizer"]),
-                [name for name, _ in chunk],
-            )
+            yield run.encode([text for _, text in chunk]), [name for name, _ in chunk]
 
     return total, batches()

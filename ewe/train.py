@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ewe import __version__, checkpoint, journal, models, progress
 from ewe.batches import Batch, Meta, Plan, Split, held_out
 from ewe.compute import Compute
-from ewe.config import TrainConfig, configure
+from ewe.config import Sizes, TrainConfig, configure
 from ewe.errors import DataError, EweError, IncompleteError
 from ewe.metrics import count, cross_entropy
 from ewe.store import Store, publish_json
@@ -57,14 +57,16 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     config = configure(preset, **choices)
     compute = Compute.choose(config.device, config.precision)
     meta = Meta.read(tensors)
-    split = Split.open(tensors, "train", meta)
+    network = models.find(config.model).network()
+    split = Split.open(tensors, "train", meta, network.reads)
     apart = held_out(split.numbers, config.holdout)
     rows, holdout = np.flatnonzero(~apart), np.flatnonzero(apart)
     L = len(meta.label_names)
     if not len(rows) or not L:
         raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
-    sizes = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus", "init_std")}
-    shape = models.shape(config.model, u=meta.u, v=meta.v, tokenizer=meta.tokenizer, labels=L, **sizes)
+    chosen = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus", "init_std")}
+    sizes = Sizes(u=meta.u, v=meta.v, vocabulary=meta.vocabulary, labels=L, **chosen)
+    shape = models.shape(config.model, sizes, meta.tokenizer, config.options)
 
     with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
         if store.finished:
@@ -72,30 +74,38 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
             return {"run": str(out), **store.manifest["summary"]}
         counts = np.bincount(split.labels(rows)[1], minlength=L)
         if not store.has("labels.json"):
-            facts = {"model": config.model, "shape": shape, "tokenizer": meta.tokenizer, "preset": preset}
+            read = {"tokenizer": meta.tokenizer, "u": meta.u, "v": meta.v, "max_claims": meta.max_claims}
+            facts = {"model": config.model, "shape": shape, "input": read, "preset": preset}
             store.write_json("config.json", facts | _circumstances(config, compute, meta))
+            if meta.tokenizer == "wordpiece":
+                store.write_text("tokenizer.json", (tensors / "tokenizer.json").read_text(encoding="utf-8"))
             labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
             store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts.tolist()})
         torch.manual_seed(config.seed)
         with _deterministic(config.deterministic):
             model = models.build(config.model, shape)
-            if config.prior_bias:
-                odds = (counts + 0.5) / (len(rows) - counts + 0.5)
-                model.head.bias.data = torch.from_numpy(np.log(odds)).float()
-            stepper = Stepper(model.to(compute.device), config, compute)
-            training = Training(out, config, meta.label_names, split, rows, holdout, stepper)
-            loss, rate = training.go()
+            if hasattr(model, "fit"):
+                steps, rate = {}, _fit(model, split, rows, config.seed)
+            else:
+                if config.prior_bias:
+                    odds = (counts + 0.5) / (len(rows) - counts + 0.5)
+                    model.head.bias.data = torch.from_numpy(np.log(odds)).float()
+                if hasattr(model, "prepare") and not checkpoint.latest(out):
+                    model.prepare(split, rows, config.seed)
+                stepper = Stepper(model.to(compute.device), config, compute)
+                training = Training(out, config, meta.label_names, split, rows, holdout, stepper)
+                loss, rate = training.go()
+                steps = {"epochs": training.plan.epochs, "steps": training.plan.steps, "loss": loss}
         with store.write("model.safetensors") as path:
             save_file(model.state_dict(), path)
-        store.record(journal.NAME)
+        if steps:
+            store.record(journal.NAME)
         summary = {
             "model": config.model,
             "parameters": sum(p.numel() for p in model.parameters()),
             "rows": len(rows),
             "held_out_rows": len(holdout),
-            "epochs": training.plan.epochs,
-            "steps": training.plan.steps,
-            "loss": loss,
+            **steps,
             "compute": str(compute),
             "made_up": meta.made_up,
         }
@@ -108,8 +118,9 @@ class Stepper:
 
     def __init__(self, model: nn.Module, config: TrainConfig, compute: Compute) -> None:
         self.model, self.clip, self.compute = model, config.clip, compute
-        weights = [p for p in model.parameters() if p.ndim >= 2]
-        biases_and_norms = [p for p in model.parameters() if p.ndim < 2]
+        learning = [p for p in model.parameters() if p.requires_grad]
+        weights = [p for p in learning if p.ndim >= 2]
+        biases_and_norms = [p for p in learning if p.ndim < 2]
         groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases_and_norms, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.precision == "fp16")
@@ -129,6 +140,13 @@ class Stepper:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach()
+
+
+def _fit(model: Any, split: Split, rows: NDArray[np.int64], seed: int) -> float:
+    """Fit a model that takes no steps; returns examples/s."""
+    begun = time.perf_counter()
+    model.fit(split, rows, seed)
+    return len(rows) / (time.perf_counter() - begun)
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:

@@ -7,13 +7,13 @@ from tiny_tensors import write_tensors
 
 from ewe.errors import DataError, UsageError
 from ewe.evaluate import evaluate_run
-from ewe.models import NAMES, info, info_run
+from ewe.models import MODELS, info, info_run
 from ewe.train import train_model
 
 
 def test_table_1():
     table = info()["models"]
-    assert tuple(table) == NAMES
+    assert list(table) == list(MODELS)
     assert table["bert-ewe"] == {
         "total": 86_876_720,
         "elements": 12_288,

@@ -47,6 +47,8 @@ def write_tensors(
             "u": u,
             "v": v,
             "tokenizer": tokenizer,
+            "vocabulary": 256,
+            "max_claims": None,
             "label_names": names,
             "labels_sha256": sha256_json(names),
             "splits": {split: {"rows": N} for split, N in rows.items()},
