@@ -1,4 +1,4 @@
-"""BERT_EWE: the post-LN encoder of BERT over elementwise embeddings, with a multilabel head.
+"""BERT_EWE and BERT_ORIG: BERT's post-LN encoder, with a multilabel head, over elements and over tokens.
 
 - equal to Hugging Face's BertModel on the same weights (a test), parameters included
 - query, key and value are one matrix; attention is torch's scaled_dot_product_attention
@@ -10,15 +10,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from ewe.config import Sizes
-from ewe.embedding import STD, ElementwiseEmbedding, attention_mask
+from ewe.embedding import STD, ElementwiseEmbedding, TokenEmbedding, attention_mask
 from ewe.errors import UsageError
+from ewe.hub import Hub
 
 EPS = 1e-12  # of every LayerNorm, as BERT has it
 
@@ -37,6 +38,7 @@ class BertConfig:
     dropout: float = 0.1  # of embeddings, attention, hidden states and the pooled vector
     focus: bool = True  # whether letters and words know their positions
     init_std: float = STD  # of the linear layers' weights at the start; narrow models start from more
+    gradient: bool = False  # whether v-grams stand for their first elements; the paper's, over bytes and without focus
 
     @property
     def w(self) -> int:
@@ -44,31 +46,87 @@ class BertConfig:
         return self.v * self.c
 
     @classmethod
-    def of(cls, sizes: Sizes) -> Self:
+    def of(cls, sizes: Sizes, **options: Any) -> Self:
         """The shape for these tensors; UsageError where width, letters and heads do not fit each other."""
-        heads = sizes.heads or sizes.v
-        if sizes.width % sizes.v or sizes.width % heads:
-            raise UsageError(
-                f"--width {sizes.width} must be a multiple of the tensors' {sizes.v} letters and of --heads {heads}."
-            )
-        return cls(
-            u=sizes.u,
-            v=sizes.v,
-            c=sizes.width // sizes.v,
-            layers=sizes.layers,
-            heads=heads,
-            ffn=4 * sizes.width,
-            labels=sizes.labels,
-            dropout=sizes.dropout,
-            focus=sizes.focus,
-            init_std=sizes.init_std,
+        config = cls(
+            **{
+                "u": sizes.u,
+                "v": sizes.v,
+                "c": sizes.width // sizes.v,
+                "layers": sizes.layers,
+                "heads": sizes.heads or sizes.v,
+                "ffn": 4 * sizes.width,
+                "labels": sizes.labels,
+                "dropout": sizes.dropout,
+                "focus": sizes.focus,
+                "init_std": sizes.init_std,
+                **options,
+            }
         )
+        if config.w != sizes.width or config.w % config.heads:
+            raise UsageError(
+                f"--width {sizes.width} must be a multiple of the tensors' {sizes.v} letters"
+                f" and of --heads {config.heads}."
+            )
+        return config
+
+
+@dataclass(frozen=True)
+class OrigBertConfig:
+    """BERT_ORIG's shape; the defaults are the paper's, with the uncased vocabulary that its Table 1 counts."""
+
+    vocabulary: int = 30_522  # of the tokenizer
+    positions: int = 512  # the most tokens a text; BERT's size counts 512 whatever is read of them
+    width: int = 768
+    layers: int = 12
+    heads: int = 12  # of 64
+    ffn: int = 3072
+    labels: int = 1328
+    dropout: float = 0.1  # of embeddings, attention, hidden states and the pooled vector
+    init_std: float = STD  # of the linear layers' weights at the start; narrow models start from more
+
+    @property
+    def w(self) -> int:
+        """Width of the model."""
+        return self.width
+
+    @classmethod
+    def of(cls, sizes: Sizes, **options: Any) -> Self:
+        """The shape for these tensors; UsageError where width and heads, or texts and positions, do not fit."""
+        config = cls(
+            **{
+                "vocabulary": sizes.vocabulary,
+                "positions": max(cls.positions, sizes.u),
+                "width": sizes.width,
+                "layers": sizes.layers,
+                "heads": heads_of_64(sizes),
+                "ffn": 4 * sizes.width,
+                "labels": sizes.labels,
+                "dropout": sizes.dropout,
+                "init_std": sizes.init_std,
+                **options,
+            }
+        )
+        if config.positions < sizes.u:
+            raise UsageError(f"--option positions={config.positions} is less than the tensors' {sizes.u} tokens.")
+        return config
+
+
+def heads_of_64(sizes: Sizes) -> int:
+    """How many heads a parent has: as chosen, or of width 64; UsageError where they do not divide the width."""
+    heads = sizes.heads or max(1, sizes.width // 64)
+    if sizes.width % heads:
+        raise UsageError(f"--width {sizes.width} must be a multiple of --heads {heads}.")
+    return heads
+
+
+Config = BertConfig | OrigBertConfig
 
 
 class Attention(nn.Module):
     """Multi-head self-attention."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv = nn.Linear(config.w, 3 * config.w)
@@ -96,7 +154,7 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """Attention, then the feed-forward network; each is added to its input and normalised after."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.attention = Attention(config)
         self.norm1 = nn.LayerNorm(config.w, EPS)
@@ -115,7 +173,7 @@ class Layer(nn.Module):
 class Encoder(nn.Module):
     """The stack of layers, from embedded materials to the hidden states of the first few."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
 
@@ -134,16 +192,13 @@ class Encoder(nn.Module):
         return x
 
 
-class EweBert(nn.Module):
-    """BERT_EWE with its multilabel head: ids uint8 (B, n<=u, v) -> logits (B, L)."""
+class Bert(nn.Module, Hub):
+    """The encoder over any embedding of B texts as (B, n, w), its pooler and its multilabel head."""
 
-    config_class = BertConfig
-    reads = "letters"
-
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, config: Config, embedding: nn.Module) -> None:
         super().__init__()
         self.config = config
-        self.embedding = ElementwiseEmbedding(config.u, config.v, config.c, config.focus)
+        self.embedding = embedding
         self.norm = nn.LayerNorm(config.w, EPS)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = Encoder(config)
@@ -156,23 +211,50 @@ class EweBert(nn.Module):
 
         | tensor | start |
         |---|---|
-        | elements, letters, words | N(0, 0.02), padding 0 |
+        | elements, letters, words, s; tokens, positions, types | N(0, 0.02), padding 0 |
         | weights of linear layers | N(0, config.init_std), BERT's 0.02 |
         | biases of linear layers | 0 |
         | LayerNorm | weight 1, bias 0 |
         """
         for module in self.modules():
-            if isinstance(module, ElementwiseEmbedding | nn.LayerNorm):
+            if isinstance(module, ElementwiseEmbedding | TokenEmbedding | nn.LayerNorm):
                 module.reset_parameters()
             elif isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=self.config.init_std)
                 nn.init.zeros_(module.bias)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Logits (B, L) of the labels; materials whose first id is 0 are padding."""
-        mask = attention_mask(ids)
+    def logits(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, L) of ids (B, n, ...), of which mask (B, n) is False where padding."""
         mask[:, 0] = True
         x = self.dropout(self.norm(self.embedding(ids)))
         pooled = torch.tanh(self.pooler(self.encoder(x, mask, queries=1)[:, 0]))
         logits: Tensor = self.head(self.dropout(pooled))
         return logits
+
+
+class EweBert(Bert):
+    """BERT_EWE with its multilabel head: ids uint8 (B, n<=u, v) -> logits (B, L)."""
+
+    config_class = BertConfig
+    reads = "letters"
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config, ElementwiseEmbedding(config.u, config.v, config.c, config.focus, config.gradient))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, L) of the labels; materials whose first id is 0 are padding."""
+        return self.logits(ids, attention_mask(ids))
+
+
+class OrigBert(Bert):
+    """BERT_ORIG, the parent itself, with the same head: token ids int64 (B, n<=positions) -> logits (B, L)."""
+
+    config_class = OrigBertConfig
+    reads = "tokens"
+
+    def __init__(self, config: OrigBertConfig) -> None:
+        super().__init__(config, TokenEmbedding(config.vocabulary, config.positions, config.w))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Logits (B, L) of the labels; tokens of id 0 are padding."""
+        return self.logits(ids, ids != 0)

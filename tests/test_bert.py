@@ -6,8 +6,11 @@ import torch
 from transformers import BertConfig as HFConfig
 from transformers import BertModel
 
-from ewe.bert import BertConfig, EweBert
+from ewe.bert import BertConfig, EweBert, OrigBert, OrigBertConfig
+from ewe.config import Sizes
+from ewe.errors import UsageError
 
+SMALL_ORIG = OrigBertConfig(vocabulary=50, positions=16, width=24, layers=3, heads=4, ffn=40, labels=10)
 SMALL = BertConfig(u=12, v=4, c=6, layers=3, heads=4, ffn=40, labels=10)
 cuda = pytest.param(
     "cuda",
@@ -29,21 +32,21 @@ def noisy(model: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-        model.embedding.elements[0] = 0
+        next(iter(model.embedding.parameters()))[0] = 0  # the elements' or tokens' padding
     return model
 
 
-def hugging_face(model: EweBert) -> BertModel:
-    """BertModel with the same weights; its own positions and types are zero, so embeddings come from outside."""
+def hugging_face(model: EweBert | OrigBert) -> BertModel:
+    """BertModel with the same weights; EweBert's own positions and types are zero, as embeddings come from outside."""
     config = model.config
     parent = BertModel(
         HFConfig(
-            vocab_size=1,
+            vocab_size=getattr(config, "vocabulary", 1),
             hidden_size=config.w,
             num_hidden_layers=config.layers,
             num_attention_heads=config.heads,
             intermediate_size=config.ffn,
-            max_position_embeddings=config.u,
+            max_position_embeddings=getattr(config, "positions", getattr(config, "u", 0)),
             layer_norm_eps=1e-12,
         )
     ).eval()
@@ -70,8 +73,9 @@ def hugging_face(model: EweBert) -> BertModel:
                 for name, part in zip(("query", "key", "value"), parts, strict=True):
                     module = parent.get_submodule(f"encoder.layer.{i}.attention.self.{name}")
                     module.get_parameter(tensor).copy_(part)
-        parent.embeddings.position_embeddings.weight.zero_()
-        parent.embeddings.token_type_embeddings.weight.zero_()
+        for table, ours in (("word", "tokens"), ("position", "positions"), ("token_type", "types")):
+            weight = parent.embeddings.get_submodule(f"{table}_embeddings").weight
+            weight.copy_(getattr(model.embedding, ours)) if isinstance(model, OrigBert) else weight.zero_()
     return parent
 
 
@@ -159,3 +163,59 @@ def test_dropout_acts_in_training_alone():
     assert not torch.equal(model(ids), model(ids))
     model.eval()
     assert torch.equal(model(ids), model(ids))
+
+
+@pytest.mark.parametrize("used", [[12, 12], [12, 3], [1, 9]])
+def test_orig_equals_hugging_face(used: list[int]):
+    model = noisy(OrigBert(SMALL_ORIG)).eval()
+    parent = hugging_face(model)
+    assert sum(p.numel() for p in model.parameters()) == sum(p.numel() for p in parent.parameters()) + 25 * 10
+    ids = draw_ids(2, 12, 1, used)[..., 0].long() % 50
+    for row, length in enumerate(used):
+        ids[row, :length].clamp_(min=1)
+    logits = model.head(parent(ids, attention_mask=(ids != 0).long()).pooler_output)
+    torch.testing.assert_close(model(ids), logits, rtol=1e-5, atol=1e-5)
+    theirs = torch.autograd.grad(logits.square().sum(), list(parent.embeddings.parameters()))
+    model(ids).square().sum().backward()
+    for name, gradient in zip(("tokens", "positions", "types"), theirs[:3], strict=True):
+        torch.testing.assert_close(getattr(model.embedding, name).grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_orig_without_text_gives_numbers():
+    model = noisy(OrigBert(SMALL_ORIG)).eval()
+    assert model(torch.zeros(2, 5, dtype=torch.long)).isfinite().all()
+
+
+def test_table_1_parameters_of_the_parent():
+    with torch.device("meta"):
+        model = OrigBert(OrigBertConfig())
+    assert sum(p.numel() for p in model.parameters()) == 110_503_472
+    assert model.embedding.tokens.numel() == 23_440_896
+
+
+def test_gradient_variant():
+    config = BertConfig.of(Sizes(u=128, v=8, vocabulary=256, labels=1328, focus=False), gradient=True)
+    assert (config.c, config.heads, config.focus, config.gradient) == (96, 8, False, True)
+    with torch.device("meta"):
+        model = EweBert(config)
+    assert {name: p.numel() for name, p in model.embedding.named_parameters()} == {"elements": 24_576, "s": 96}
+    small = noisy(EweBert(BertConfig(u=12, v=4, c=6, layers=1, heads=4, labels=10, gradient=True, focus=False))).eval()
+    ids = draw_ids(2, 12, 4, [5, 0])
+    torch.testing.assert_close(small(ids), small(ids[:, :5]), rtol=1e-5, atol=1e-5)
+    small(ids).sum().backward()
+    assert small.embedding.s.grad.any()
+
+
+def test_shapes_of_sizes():
+    sizes = Sizes(u=600, v=1, vocabulary=99, labels=7, width=768)
+    assert OrigBertConfig.of(sizes) == OrigBertConfig(vocabulary=99, positions=600, labels=7)
+    assert OrigBertConfig.of(Sizes(u=9, v=1, vocabulary=99, labels=7, width=32)).heads == 1
+    assert OrigBertConfig.of(Sizes(u=9, v=1, vocabulary=99, labels=7, width=32, heads=2), positions=20).positions == 20
+    with pytest.raises(UsageError, match="--width 100 must be a multiple of --heads 3"):
+        OrigBertConfig.of(Sizes(u=9, v=1, vocabulary=99, labels=7, width=100, heads=3))
+    with pytest.raises(UsageError, match="positions=8 is less than the tensors' 9 tokens"):
+        OrigBertConfig.of(Sizes(u=9, v=1, vocabulary=99, labels=7), positions=8)
+    with pytest.raises(UsageError, match="--width 30 must be a multiple of the tensors' 4 letters and of --heads 4"):
+        BertConfig.of(Sizes(u=9, v=4, vocabulary=256, labels=7, width=30))
+    with pytest.raises(UsageError, match="--heads 5"):
+        BertConfig.of(Sizes(u=9, v=4, vocabulary=256, labels=7, width=32, heads=5))

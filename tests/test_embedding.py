@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ewe.embedding import ElementwiseEmbedding, attention_mask
+from ewe.embedding import ElementwiseEmbedding, TokenEmbedding, attention_mask
 
 cuda = pytest.param(
     "cuda",
@@ -120,3 +120,90 @@ def test_uint8_and_int64_ids_are_the_same():
 def test_attention_mask_is_the_first_letter():
     ids = torch.tensor([[[1, 0], [70, 0], [0, 0]], [[1, 0], [0, 5], [0, 0]]], dtype=torch.uint8)
     assert attention_mask(ids).tolist() == [[True, True, False], [True, False, False]]
+
+
+def grams_by_hand(embedding: ElementwiseEmbedding, ids: torch.Tensor) -> torch.Tensor:
+    """Section 6.2, element by element: softmax over what the v-gram that starts here holds beside padding."""
+    texts = []
+    for text in ids.flatten(1).tolist():
+        rows = []
+        for j, letter in enumerate(text):
+            window = [x for x in text[j : j + embedding.v] if x]
+            if letter == 0:
+                rows.append(torch.zeros(embedding.c, dtype=embedding.elements.dtype))
+                continue
+            e = embedding.elements[window]
+            rows.append(torch.softmax(e @ embedding.s, 0) @ e)
+        texts.append(torch.stack(rows))
+    return torch.stack(texts).view(*ids.shape[:2], -1)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 8), st.integers(0, 99))
+def test_gradient_equals_a_slow_loop(batch: int, n: int, v: int, seed: int):
+    embedding = ElementwiseEmbedding(5, v, 3, focus=False, gradient=True).double()
+    with torch.no_grad():
+        embedding.elements[1:] *= 100
+        embedding.s *= 100
+    ids = torch.from_numpy(np.random.default_rng(seed).choice([0, 1, 70, 99, 248], (batch, n, v)).astype(np.uint8))
+    weights = torch.randn(batch, n, v * 3, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+    slow = grams_by_hand(embedding, ids)
+    torch.testing.assert_close(embedding(ids), slow)
+    if ids.any():
+        expected = torch.autograd.grad((slow * weights).sum(), [embedding.elements, embedding.s])
+        expected[0][0] = 0
+        found = torch.autograd.grad((embedding(ids) * weights).sum(), [embedding.elements, embedding.s])
+        torch.testing.assert_close(found, expected)
+
+
+def test_gradient_of_large_scores_is_finite_and_a_choice():
+    embedding = ElementwiseEmbedding(4, 8, 2, focus=False, gradient=True)
+    with torch.no_grad():
+        embedding.s[:] = torch.tensor([1e4, 0])
+        embedding.elements[1:] = torch.arange(1, 256)[:, None] / 10.0
+        embedding.elements[1:, 1] = 1
+    ids = draw_ids((2, 4, 8)) % 200 + 1
+    found = embedding(ids)
+    found.sum().backward()
+    assert all(p.grad.isfinite().all() for p in embedding.parameters())
+    assert found.isfinite().all()
+    largest = ids[:, 0].max(-1).values / 10  # the first v-gram is the first material
+    torch.testing.assert_close(found[:, 0, 0], largest)
+
+
+def test_gradient_ignores_the_padding_behind():
+    embedding = ElementwiseEmbedding(6, 4, 3, gradient=True)
+    ids = draw_ids((2, 6, 4)) + 1
+    ids[:, 4:] = 0
+    torch.testing.assert_close(embedding(ids)[:, :4], embedding(ids[:, :4]))
+    assert {name: p.numel() for name, p in embedding.named_parameters() if name == "s"} == {"s": 3}
+
+
+def test_folded_weights_load_as_such():
+    embedding, other = ElementwiseEmbedding(6, 4, 3), ElementwiseEmbedding(6, 4, 3)
+    ids = draw_ids((2, 6, 4))
+    before = embedding(ids)
+    other.load_state_dict(embedding.fold().state_dict())
+    assert other.letters is None
+    assert torch.equal(other(ids), before)
+    with pytest.raises(RuntimeError, match="letters"):  # a table without its sums is still an error
+        ElementwiseEmbedding(6, 4, 3).load_state_dict({"elements": embedding.elements})
+
+
+@pytest.mark.parametrize("shape", [(2, 7, 4), (2, 6, 5)])
+def test_ids_that_do_not_fit(shape: tuple[int, ...]):
+    with pytest.raises(ValueError, match=f"{shape[1]} materials of {shape[2]} elements do not fit .*u=6 and v=4"):
+        ElementwiseEmbedding(6, 4, 3)(draw_ids(shape))
+
+
+def test_tokens():
+    embedding = TokenEmbedding(vocabulary=11, positions=6, w=4)
+    ids = torch.tensor([[3, 10, 0], [0, 0, 0]])
+    found = embedding(ids)
+    torch.testing.assert_close(found[0, 1], embedding.tokens[10] + embedding.positions[1] + embedding.types[0])
+    torch.testing.assert_close(found[1], embedding.positions[:3] + embedding.types[0])
+    found.sum().backward()
+    assert not embedding.tokens.grad[0].any()
+    assert torch.equal(embedding(ids.to(torch.uint8)), found)
+    with pytest.raises(ValueError, match="7 tokens are more than the embedding's 6 positions"):
+        embedding(torch.ones(1, 7, dtype=torch.long))
