@@ -34,6 +34,10 @@ EXTRAS = {  # module -> the extra that brings it
     "matplotlib": "report",
     "great_tables": "report",
     "jinja2": "report",
+    "tokenizers": "models",
+    "transformers": "models",
+    "sklearn": "models",
+    "huggingface_hub": "models",
 }
 SETTINGS: dict[str, Any] = {
     "no_args_is_help": True,
@@ -282,6 +286,8 @@ class Tokenizer(StrEnum):
 
     whitespace = "whitespace"
     bytes = "bytes"
+    wordpiece = "wordpiece"
+    codepoints = "codepoints"
 
 
 class Labels(StrEnum):
@@ -291,6 +297,10 @@ class Labels(StrEnum):
     unordered = "unordered"
 
 
+def _number_or_file(value: str | int | Path) -> int | Path:
+    return int(value) if str(value).isdecimal() else Path(value)
+
+
 @_command(data)
 def encode(
     source: Annotated[
@@ -298,15 +308,28 @@ def encode(
     ],
     out: Annotated[Path, typer.Option(help="Folder to write: TENSORS.")],
     words: Annotated[int, typer.Option(min=3, help="u, materials a text, [CLS] and [SEP] included.")] = 128,
-    letters: Annotated[int, typer.Option(min=1, help="v, letters a material.")] = 16,
+    letters: Annotated[
+        int | None, typer.Option(min=1, help="v, letters a material, of whitespace and bytes; default: 16.")
+    ] = None,
     tokenizer: Annotated[Tokenizer, typer.Option(help="What a material is.")] = Tokenizer.whitespace,
     labels: Annotated[Labels, typer.Option(help="Of a dataset: by position, or without it.")] = Labels.position,
+    vocabulary: Annotated[
+        Any,
+        typer.Option(
+            parser=_number_or_file,
+            metavar="NUMBER|FILE",
+            help="Of wordpiece: ids to learn from train, or a tokenizer.json or vocab.txt; default: 30522.",
+        ),
+    ] = None,
+    drop_leaks: Annotated[
+        bool, typer.Option("--drop-leaks", help="Leave out a dataset's test patents that have a near-copy in train.")
+    ] = False,
 ) -> dict[str, Any]:
-    """Encode texts as memory-mapped byte tensors."""
+    """Encode texts as memory-mapped tensors of letters, tokens or code points."""
     from ewe.pipeline.encode import encode_folder
 
-    how: dict[str, Any] = {"tokenizer": tokenizer.value, "labels": labels.value}
-    return encode_folder(source, out, words=words, letters=letters, **how)
+    how: dict[str, Any] = {"tokenizer": tokenizer.value, "labels": labels.value, "vocabulary": vocabulary}
+    return encode_folder(source, out, words=words, letters=letters, drop_leaks=drop_leaks, **how)
 
 
 @_command(data)

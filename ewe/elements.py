@@ -297,11 +297,29 @@ def pack(data: Bytes, offsets: Places, lengths: Places) -> Bytes:
         lengths: int64 (N), bytes wanted of each.
     """
     out = np.empty(int(lengths.sum()), np.uint8)
-    _pack(_frozen(data), _frozen(offsets), lengths, out)
+    _pack(frozen(data), frozen(offsets), lengths, out)
     return out
 
 
-def check(u: int, v: int, tokenizer: str) -> None:
+@kernel
+def _measure(data: Bytes, offsets: Places, lengths: Places) -> None:
+    for n in range(lengths.size):
+        lengths[n] = _skip_words(data, offsets[n], offsets[n + 1], 0, TEXT_WORDS)[0] - offsets[n]
+
+
+def measure(data: Bytes, offsets: Places) -> Places:
+    """Each text's length in bytes up to the end of its word number TEXT_WORDS, int64 (N); all where there are fewer.
+
+    Args:
+        data: valid UTF-8 of all texts.
+        offsets: int64 (N+1), where each text starts.
+    """
+    lengths = np.empty(len(offsets) - 1, np.int64)
+    _measure(frozen(data), frozen(offsets), lengths)
+    return lengths
+
+
+def check(u: int, v: int = 1, tokenizer: str = "whitespace") -> None:
     """Raise UsageError unless texts can be cut into u materials of v ids this way."""
     if tokenizer not in TOKENIZERS:
         raise UsageError(f"There is no tokenizer {tokenizer!r}; choose one of {', '.join(TOKENIZERS)}.")
@@ -338,7 +356,7 @@ def encode_buffers(
     if offsets.shape != (N + 1,) or int(offsets[-1]) > data.size or not out.flags.c_contiguous:
         raise ValueError("offsets must be (N+1,) within data, and out (N, u, v) C-contiguous")
     kernel = TOKENIZERS[tokenizer]
-    data, offsets, out = _frozen(data), _frozen(offsets), np.asarray(out)
+    data, offsets, out = frozen(data), frozen(offsets), np.asarray(out)
     lengths = np.empty(0, np.int64) if lengths is None else lengths
 
     def encode_block(start: int) -> tuple[int, int, int]:
@@ -355,7 +373,7 @@ def encode_buffers(
     return Counts(*(sum(part[k] for part in parts) for k in range(3)))
 
 
-def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A read-only view, so that Arrow's buffers and our own arrays share one compiled kernel."""
     view = array.view()
     view.flags.writeable = False
@@ -368,6 +386,20 @@ def utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         return re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
+
+
+def buffers(texts: Sequence[str]) -> tuple[Bytes, Places]:
+    """Python strings as Arrow keeps them: (UTF-8 of all texts, int64 (N+1) where each starts).
+
+    Raises:
+        TypeError: `texts` is one string.
+    """
+    if isinstance(texts, str):
+        raise TypeError("texts is one string; pass a list of them")
+    raw = [utf8(text) for text in texts]
+    offsets = np.zeros(len(raw) + 1, np.int64)
+    np.cumsum([len(text) for text in raw], out=offsets[1:])
+    return np.frombuffer(b"".join(raw), np.uint8), offsets
 
 
 def encode(texts: Sequence[str], u: int = 128, v: int = 16, tokenizer: str = "whitespace") -> Bytes:
@@ -383,14 +415,10 @@ def encode(texts: Sequence[str], u: int = 128, v: int = 16, tokenizer: str = "wh
         UsageError: u < 3, v < 1 or an unknown tokenizer.
         TypeError: `texts` is one string.
     """
-    if isinstance(texts, str):
-        raise TypeError("texts is one string; pass a list of them")
     check(u, v, tokenizer)
-    raw = [utf8(text) for text in texts]
-    offsets = np.zeros(len(raw) + 1, np.int64)
-    np.cumsum([len(text) for text in raw], out=offsets[1:])
-    out = np.empty((len(raw), u, v), np.uint8)
-    encode_buffers(np.frombuffer(b"".join(raw), np.uint8), offsets, out, tokenizer=tokenizer)
+    data, offsets = buffers(texts)
+    out = np.empty((len(texts), u, v), np.uint8)
+    encode_buffers(data, offsets, out, tokenizer=tokenizer)
     return out
 
 

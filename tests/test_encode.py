@@ -28,7 +28,12 @@ SPLITS = {
 }
 
 
-def patent(number: int, split: str, text: str, labels: list[int] | None, unordered: list[int]) -> dict[str, Any]:
+def patent(
+    number: int, split: str, text: str, labels: list[int] | None, unordered: list[int], unknown: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """A row of a dataset; `unknown` are subclasses of Later codes that no row of train has."""
+    names = [f"Later-{subclass}" for subclass in unknown]
+    subclasses = [*(UNORDERED[label] for label in unordered), *unknown]
     return {
         "publication_number": f"US-{number}-B2",
         "kind_code": "B2",
@@ -37,6 +42,8 @@ def patent(number: int, split: str, text: str, labels: list[int] | None, unorder
         "text": text,
         "claim_offsets": [0],
         "n_claims": 1,
+        "cpc": [{"code": f"{subclass}{n}/ 00"} for subclass in subclasses for n in (1, 2)] + [{"code": None}],
+        "label_names": None if labels is None else [POSITION[label] for label in sorted(set(labels))] + names,
         "labels": labels,
         "unordered_labels": unordered,
     }

@@ -1,11 +1,14 @@
 """dataset/, or any labelled text -> tensors/: plain .npy files that a reader maps and does not parse.
 
-    SPLIT.bytes.npy            uint8 (N, u, v)   ids, as ewe/elements.py makes them
+    SPLIT.bytes.npy            uint8 (N, u, v)   ids of letters, as ewe/elements.py makes them; or
+    SPLIT.tokens.npy           uint16 (N, u)     WordPiece tokens; or
+    SPLIT.codepoints.npy       uint32 (N, u)     code points, both as ewe/tokens.py makes them
     SPLIT.labels.indptr.npy    int64 (N+1)       where each row's labels start
     SPLIT.labels.indices.npy   uint16 (P)        label indices, row after row, sorted within one
     SPLIT.ids.npy              S (N)             publication numbers, or other names of rows
     SPLIT.text.npy             uint8             UTF-8, each text cut after 512 words, one after another
     SPLIT.text.indptr.npy      int64 (N+1)       where each text starts
+    tokenizer.json             the WordPiece vocabulary, where there is one
 
 Files grow a batch at a time, so memory does not depend on the number of rows. They are written, not
 mapped: pages of a mapping count as this process's memory, and faulting them in takes longer.
@@ -13,10 +16,12 @@ mapped: pages of a mapping count as this process's memory, and faulting them in 
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -24,12 +29,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from ewe.elements import Bytes, Counts, Places, check, encode_buffers, pack
+from ewe.elements import Bytes, Counts, Places, check, encode_buffers, measure, pack
+from ewe.errors import UsageError
 from ewe.pipeline.labelled import Batch, Labels, Source, Split, Vocabulary, open_source
 from ewe.progress import bar, say, warn
-from ewe.store import Store
+from ewe.store import Store, sha256_file
+from ewe.tokens import CODE_POINTS, WordPiece, check_size, encode_codepoints, slices
 
-Tokenizer = Literal["whitespace", "bytes"]
+Tokenizer = Literal["whitespace", "bytes", "wordpiece", "codepoints"]
+PARTS = {"whitespace": "bytes", "bytes": "bytes", "wordpiece": "tokens", "codepoints": "codepoints"}  # ids' files
+LETTERS = 16
+ELEMENTS = 256  # ids of letters
+VOCABULARY = 30_522  # BERT's
+SAMPLE = 50_000  # texts of train, cut after 512 words, that a vocabulary is learned from
 
 WORKERS = 2  # batches in work at a time
 BLOCK = 4 << 20  # bytes of ids a batch: fits a core's cache, hides the cost of a call
@@ -41,9 +53,11 @@ def encode_folder(
     out: Path,
     *,
     words: int = 128,
-    letters: int = 16,
+    letters: int | None = None,
     tokenizer: Tokenizer = "whitespace",
     labels: Labels = "position",
+    vocabulary: int | Path | None = None,
+    drop_leaks: bool = False,
 ) -> dict[str, Any]:
     """Make tensors/ of a dataset folder, Parquet or JSON lines; the same call again goes on where it stopped.
 
@@ -51,45 +65,140 @@ def encode_folder(
         source: dataset/, or Parquet or JSON lines with text (string), label_names (list of strings) and, where
             there are any, split (else all is train) and publication_number or id (else the row's number).
         out: the folder to make.
-        words: u, materials a text, [CLS] and [SEP] included.
-        letters: v, ids a material.
-        tokenizer: "whitespace" (words) or "bytes" (the UTF-8 stream cut every v bytes).
+        words: u, materials a text (tokens, code points), [CLS] and [SEP] included.
+        letters: v, ids a material, of "whitespace" and "bytes" alone; None for 16.
+        tokenizer: "whitespace" (words), "bytes" (the UTF-8 stream cut every v bytes), "wordpiece" (BERT's tokens,
+            uncased) or "codepoints" (CANINE's).
         labels: of a dataset: "position" (First-/Later-, relabeled/ alone) or "unordered" (no_first/ too).
+        vocabulary: of "wordpiece" alone: how many ids to learn from train, of 50,000 of its texts, evenly spread,
+            where there are more, each cut after 512 words; or a tokenizer.json or vocab.txt to take; None for 30,522.
+        drop_leaks: leave out a dataset's test rows that have a near-copy in train, as dedup found them.
 
     Returns:
-        A summary: rows by split, labels, the share of words cut by v and of texts cut by u, labels that are
-        not in train and were left out, bytes written, made_up.
+        A summary: rows by split, rows dropped as leaks by split, labels, ids of a learned vocabulary, the share of
+        words cut by v (of tokens that are [UNK]) and of texts cut by u, labels that are not in train and were left
+        out, bytes written, made_up.
 
     Raises:
         DataError: the source does not hold what it must, or `out` was made differently.
-        UsageError: words, letters, tokenizer or labels that cannot be.
-        IncompleteError: the dataset is unfinished.
+        UsageError: words, letters, tokenizer, labels or vocabulary that cannot be.
+        IncompleteError: the dataset or its duplicates/ is unfinished.
     """
-    check(words, letters, tokenizer)
-    opened = open_source(source, labels)
-    config = {"source": opened.config, "words": words, "letters": letters, "tokenizer": tokenizer, "labels": labels}
+    letters = _check(words, letters, tokenizer, vocabulary)
+    vocabulary = vocabulary or VOCABULARY
+    opened = open_source(source, labels, drop_leaks=drop_leaks)
+    config = {
+        "source": opened.config,
+        "words": words,
+        "letters": letters,
+        "tokenizer": tokenizer,
+        "labels": labels,
+        "vocabulary": _name(vocabulary) if tokenizer == "wordpiece" else None,
+        "drop_leaks": opened.duplicates,
+    }
     with Store(out, "tensors", config) as store:
         if store.finished:
             say(f"{out} is finished already.")
             return _summary(store)
-        vocabulary, splits = opened.survey()
+        known, splits = opened.survey()
+        form = _form(store, opened, splits["train"], vocabulary)
         for name, split in splits.items():
-            _encode_split(store, opened, name, split, words, letters, tokenizer)
-        store.write_json("meta.json", _meta(store, opened, vocabulary, splits))
+            _encode_split(store, opened, name, split, form)
+        store.write_json("meta.json", _meta(store, opened, known, splits, form))
         facts = {name: _facts(store, name) for name in splits}
         left_out = {name: fact["labels_left_out"] for name, fact in facts.items() if fact["labels_left_out"]}
         if left_out:
             counts = ", ".join(f"{count:,} in {name}" for name, count in left_out.items())
             warn(f"labels that no row of train has were left out: {counts}.")
         rows = {name: split.rows for name, split in splits.items()}
-        store.finish(rows=rows, labels=len(vocabulary.names), made_up=opened.made_up)
+        store.finish(rows=rows, labels=len(known.names), vocabulary=form.vocabulary, made_up=opened.made_up)
         return _summary(store)
 
 
-def _layout(split: Split, u: int, v: int) -> dict[str, tuple[DTypeLike, tuple[int, ...]]]:
+def _check(u: int, letters: int | None, tokenizer: str, vocabulary: int | Path | None) -> int | None:
+    """The letters v a material has; None where materials have none.
+
+    Raises:
+        UsageError: something cannot be, or does not belong to the tokenizer.
+    """
+    if tokenizer not in PARTS:
+        raise UsageError(f"There is no tokenizer {tokenizer!r}; choose one of {', '.join(PARTS)}.")
+    if vocabulary is not None and tokenizer != "wordpiece":
+        raise UsageError(f"--vocabulary is for --tokenizer wordpiece; leave it out with {tokenizer}.")
+    if isinstance(vocabulary, Path) and not vocabulary.is_file():
+        raise UsageError(f"{vocabulary} does not exist; give --vocabulary a number, a tokenizer.json or a vocab.txt.")
+    if isinstance(vocabulary, int):
+        check_size(vocabulary)
+    if PARTS[tokenizer] == "bytes":
+        v = LETTERS if letters is None else letters
+        check(u, v, tokenizer)
+        return v
+    if letters is not None:
+        raise UsageError(f"--letters is for --tokenizer whitespace and bytes; leave it out with {tokenizer}.")
+    check(u)
+    return None
+
+
+def _name(vocabulary: int | Path) -> int | str:
+    """What tells a vocabulary from others."""
+    return vocabulary if isinstance(vocabulary, int) else f"sha256 {sha256_file(vocabulary)}"
+
+
+class Form(NamedTuple):
+    """How a tokenizer's ids are stored and what makes them."""
+
+    part: str
+    """of the file's name"""
+    dtype: DTypeLike
+    shape: tuple[int, ...]
+    """of a row"""
+    vocabulary: int
+    """how many ids there are"""
+    encode: Callable[[Bytes, Places, NDArray[Any], Places], Counts]
+    """fills (n, *shape) and the texts' lengths up to word 512, as elements.encode_buffers does"""
+
+
+def _form(store: Store, source: Source, train: Split, vocabulary: int | Path) -> Form:
+    """The tokenizer ready to encode; a WordPiece vocabulary is learned, or taken, unless an earlier run has."""
+    config = store.manifest["config"]
+    tokenizer, u, v = config["tokenizer"], config["words"], config["letters"]
+    part = PARTS[tokenizer]
+    if part == "bytes":
+        return Form(part, np.uint8, (u, v), ELEMENTS, partial(encode_buffers, tokenizer=tokenizer, threads=1))
+    if part == "codepoints":
+        return Form(part, np.uint32, (u,), CODE_POINTS, encode_codepoints)
+    if not store.has("tokenizer.json"):
+        if isinstance(vocabulary, Path):
+            made = WordPiece.load(vocabulary)
+        else:
+            texts = _sample(source, train.rows)
+            say(f"Learning a vocabulary of {vocabulary:,} ids from {len(texts):,} texts of train.")
+            made = WordPiece.train(texts, vocabulary)
+        store.write_text("tokenizer.json", made.to_json())
+    pieces = WordPiece.load(store.folder / "tokenizer.json")
+    return Form(part, np.uint16, (u,), pieces.size, pieces.encode_buffers)
+
+
+def _sample(source: Source, N: int) -> list[str]:
+    """SAMPLE of train's N texts, evenly spread, or all of them; each cut after its first words."""
+    texts: list[str] = []
+    n = 0
+    wanted = min(SAMPLE, N)
+    with bar("sample", N, "texts") as advance:
+        for batch in source.read("train", MOST_ROWS):
+            rows = np.arange(n, n + len(batch.texts))
+            chosen = batch.texts.filter(pa.array((rows + 1) * wanted // N > rows * wanted // N))
+            data, offsets = _buffers(chosen)
+            texts += slices(data, offsets[:-1], offsets[:-1] + measure(data, offsets))
+            n += len(batch.texts)
+            advance(len(batch.texts))
+    return texts
+
+
+def _layout(split: Split, form: Form) -> dict[str, tuple[DTypeLike, tuple[int, ...]]]:
     """Each file's name, type and shape of a row."""
     return {
-        "bytes": (np.uint8, (u, v)),
+        form.part: (form.dtype, form.shape),
         "labels.indptr": (np.int64, ()),
         "labels.indices": (np.uint16, ()),
         "ids": (f"S{max(split.id_bytes, 1)}", ()),
@@ -98,9 +207,9 @@ def _layout(split: Split, u: int, v: int) -> dict[str, tuple[DTypeLike, tuple[in
     }
 
 
-def _encode_split(store: Store, source: Source, name: str, split: Split, u: int, v: int, tokenizer: Tokenizer) -> None:
+def _encode_split(store: Store, source: Source, name: str, split: Split, form: Form) -> None:
     """Write a split's files in one pass, unless an earlier run has written them all."""
-    layout = _layout(split, u, v)
+    layout = _layout(split, form)
     if all(store.has(f"{name}.{part}.npy") for part in layout):
         return
     facts = {part: {"rows": split.rows} for part in layout}
@@ -113,24 +222,25 @@ def _encode_split(store: Store, source: Source, name: str, split: Split, u: int,
         files.text_indptr.append(np.zeros(1, np.int64))
         counts = np.zeros(len(Counts._fields), np.int64)
         left_out = 0
-        size = max(1, min(MOST_ROWS, BLOCK // (u * v)))
-        for batch, encoded in _encode_ahead(source.read(name, size), (size, u, v), tokenizer):
+        size = max(1, min(MOST_ROWS, BLOCK // (math.prod(form.shape) * np.dtype(form.dtype).itemsize)))
+        for batch, encoded in _encode_ahead(source.read(name, size), size, form):
             files.append(batch, encoded)
             counts += encoded.counts
             left_out += batch.left_out
             advance(len(batch.texts))
-        facts["bytes"] |= {
+        facts[form.part] |= {
             **dict(zip(Counts._fields, counts.tolist(), strict=True)),
             "labels": files.labels_indices.rows,
             "labels_left_out": left_out,
+            "leaks_dropped": split.leaks_dropped,
         }
 
 
 class Encoded(NamedTuple):
     """A batch of n texts as it is written."""
 
-    ids: Bytes
-    """(n, u, v)"""
+    ids: NDArray[Any]
+    """(n, *form.shape)"""
     text: Bytes
     """(t,) each text's first words"""
     lengths: Places
@@ -138,14 +248,12 @@ class Encoded(NamedTuple):
     counts: Counts
 
 
-def _encode_ahead(
-    batches: Iterator[Batch], shape: tuple[int, int, int], tokenizer: Tokenizer
-) -> Iterator[tuple[Batch, Encoded]]:
+def _encode_ahead(batches: Iterator[Batch], size: int, form: Form) -> Iterator[tuple[Batch, Encoded]]:
     """Encode batches in threads while the next are read and the last are written; in order.
 
     A block of ids is good until the next one is asked for.
     """
-    blocks = np.empty((WORKERS + 1, *shape), np.uint8)
+    blocks = np.empty((WORKERS + 1, size, *form.shape), form.dtype)
     waiting: deque[tuple[Batch, Future[Encoded]]] = deque()
     with ThreadPoolExecutor(WORKERS) as pool:
         for number, batch in enumerate(batches):
@@ -153,25 +261,31 @@ def _encode_ahead(
                 done, future = waiting.popleft()
                 yield done, future.result()
             block = blocks[number % len(blocks)][: len(batch.texts)]
-            waiting.append((batch, pool.submit(_encode_batch, batch, block, tokenizer)))
+            waiting.append((batch, pool.submit(_encode_batch, batch, block, form)))
         for done, future in waiting:
             yield done, future.result()
 
 
-def _encode_batch(batch: Batch, out: Bytes, tokenizer: Tokenizer) -> Encoded:
-    start, n = batch.texts.offset, len(batch.texts)
-    _, offsets, data = batch.texts.buffers()
-    data = np.frombuffer(data or b"", np.uint8)
-    offsets = np.frombuffer(offsets, np.int64)[start : start + n + 1]
-    lengths = np.empty(n, np.int64)
-    counts = encode_buffers(data, offsets, out, lengths, tokenizer, threads=1)
+def _encode_batch(batch: Batch, out: NDArray[Any], form: Form) -> Encoded:
+    data, offsets = _buffers(batch.texts)
+    lengths = np.empty(len(out), np.int64)
+    counts = form.encode(data, offsets, out, lengths)
     return Encoded(out, pack(data, offsets, lengths), lengths, counts)
+
+
+def _buffers(texts: pa.LargeStringArray) -> tuple[Bytes, Places]:
+    """UTF-8 of all texts and where each starts (n+1), as they lie in memory."""
+    start, n = texts.offset, len(texts)
+    _, offsets, data = texts.buffers()
+    if not n:
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    return np.frombuffer(data or b"", np.uint8), np.frombuffer(offsets, np.int64)[start : start + n + 1]
 
 
 class Files(NamedTuple):
     """The growing files of one split, in the order of _layout."""
 
-    bytes: GrowingArray
+    encoded: GrowingArray
     labels_indptr: GrowingArray
     labels_indices: GrowingArray
     ids: GrowingArray
@@ -186,7 +300,7 @@ class Files(NamedTuple):
         self.ids.append(np.array(batch.ids.cast(pa.large_binary()).to_pylist(), self.ids.dtype))
         self.text_indptr.append(self.text.rows + encoded.lengths.cumsum())
         self.text.append(encoded.text)
-        self.bytes.append(encoded.ids)
+        self.encoded.append(encoded.ids)
 
 
 class GrowingArray:
@@ -232,44 +346,53 @@ def _grow(
 
 
 def _facts(store: Store, split: str) -> dict[str, Any]:
-    facts: dict[str, Any] = store.manifest["files"][f"{split}.bytes.npy"]
+    part = PARTS[store.manifest["config"]["tokenizer"]]
+    facts: dict[str, Any] = store.manifest["files"][f"{split}.{part}.npy"]
     return facts
 
 
-def _meta(store: Store, source: Source, vocabulary: Vocabulary, splits: Mapping[str, Split]) -> dict[str, Any]:
+def _meta(store: Store, source: Source, known: Vocabulary, splits: Mapping[str, Split], form: Form) -> dict[str, Any]:
     config = store.manifest["config"]
+    facts = {name: _facts(store, name) for name in splits}
     return {
         "u": config["words"],
-        "v": config["letters"],
+        "v": config["letters"] or 1,
         "tokenizer": config["tokenizer"],
+        "vocabulary": form.vocabulary,
         "labels": config["labels"],
-        "label_names": vocabulary.names,
-        "labels_sha256": vocabulary.sha256,
+        "label_names": known.names,
+        "labels_sha256": known.sha256,
         "splits": {
-            name: {"rows": split.rows, "labels": _facts(store, name)["labels"]} for name, split in splits.items()
+            name: {key: fact[key] for key in ("rows", "labels", "labels_left_out", "leaks_dropped")}
+            for name, fact in facts.items()
         },
+        "max_claims": source.max_claims,
         "made_up": source.made_up,
         "source": source.config,
     }
 
 
 def _summary(store: Store) -> dict[str, Any]:
-    manifest = store.manifest
-    facts = [_facts(store, split) for split in manifest["rows"]]
-    total = {key: sum(fact[key] for fact in facts) for key in ("rows", "labels_left_out", *Counts._fields)}
+    manifest, config = store.manifest, store.manifest["config"]
+    facts = {split: _facts(store, split) for split in manifest["rows"]}
+    total = {key: sum(fact[key] for fact in facts.values()) for key in ("rows", "labels_left_out", *Counts._fields)}
+    lost = _share(total["materials_cut"], total["materials"])
+    pieces = config["tokenizer"] == "wordpiece"
+    dropped = {split: fact["leaks_dropped"] for split, fact in facts.items() if split != "train"}
     summary = {
         "out": str(store.folder),
         "rows": manifest["rows"],
+        "leaks_dropped": dropped if config["drop_leaks"] else None,
         "labels": manifest["labels"],
-        "words_cut": _share(total["materials_cut"], total["materials"]),
-        "texts_cut": _share(total["rows_cut"], total["rows"]),
         "labels_left_out": total["labels_left_out"],
+        "vocabulary": manifest["vocabulary"] if pieces else None,
+        "words_cut": lost if config["letters"] else None,
+        "unknown_tokens": lost if pieces else None,
+        "texts_cut": _share(total["rows_cut"], total["rows"]),
         "bytes": sum(record["size"] for record in manifest["files"].values()),
         "made_up": manifest["made_up"],
     }
-    if manifest["config"]["source"]["kind"] == "dataset":
-        del summary["labels_left_out"]  # relabel has left them out, and its stats.json counts them
-    return summary
+    return {name: value for name, value in summary.items() if value is not None}
 
 
 def _share(part: int, whole: int) -> float:

@@ -54,6 +54,7 @@ class Split(NamedTuple):
 
     rows: int
     id_bytes: int  # of the longest id
+    leaks_dropped: int = 0  # rows that `rows` does not count, near-copies of train's
 
 
 class Vocabulary(NamedTuple):
@@ -68,6 +69,10 @@ class Source(Protocol):
 
     config: dict[str, str]
     """what and which: the kind and a hash of the content"""
+    duplicates: str | None
+    """hash of the near-copies of train that are left out of the other splits; None where they stay"""
+    max_claims: int | None
+    """claims joined in each text, where that is known"""
     made_up: bool
 
     def survey(self) -> tuple[Vocabulary, dict[str, Split]]:
@@ -77,17 +82,25 @@ class Source(Protocol):
         """The rows of a split in order, at most `rows` a batch; after `survey`."""
 
 
-def open_source(path: Path, labels: Labels = "position") -> Source:
+def open_source(path: Path, labels: Labels = "position", *, drop_leaks: bool = False) -> Source:
     """A dataset folder, a Parquet file, a folder of Parquet files or a file of JSON lines.
 
+    Args:
+        path: where it is.
+        labels: of a dataset, "position" or "unordered".
+        drop_leaks: leave out a dataset's rows, of other splits than train, that have a near-copy in train.
+
     Raises:
-        DataError: it is none of these.
-        UsageError: "unordered" labels of anything but a dataset folder.
+        DataError: it is none of these, or leaks are to be dropped and dedup has not run.
+        UsageError: "unordered" labels of anything but a dataset folder, or leaks of it to be dropped.
+        IncompleteError: the dataset or its duplicates/ is unfinished.
     """
     if (path / MANIFEST).is_file():
-        return Dataset(path, labels)
+        return Dataset(path, labels, drop_leaks=drop_leaks)
     if labels != "position":
         raise UsageError(f"{path} is no dataset folder: its labels are what label_names says; leave --labels out.")
+    if drop_leaks:
+        raise UsageError(f"{path} is no dataset folder, so its near-copies are unknown; leave --drop-leaks out.")
     if path.is_dir():
         files = sorted(file for file in path.glob("*.parquet") if not file.name.startswith("."))
         if not files:
@@ -105,10 +118,10 @@ def open_source(path: Path, labels: Labels = "position") -> Source:
 class Dataset:
     """dataset/ as relabel writes it: `relabeled/` by position, or `relabeled/` and `no_first/` unordered."""
 
-    def __init__(self, folder: Path, labels: Labels = "position") -> None:
+    def __init__(self, folder: Path, labels: Labels = "position", *, drop_leaks: bool = False) -> None:
         manifest = read_manifest(folder, "dataset")
         self.made_up = bool(manifest.get("made_up", False))
-        self._column = "labels" if labels == "position" else "unordered_labels"
+        self.max_claims: int | None = manifest["config"].get("max_claims")
         configs = ("relabeled",) if labels == "position" else ("relabeled", "no_first")
         self._files = {
             split: [
@@ -119,38 +132,75 @@ class Dataset:
             ]
             for split in manifest["config"]["splits"]
         }
-        known = read_json(folder / "labels.json")[labels]
-        self._vocabulary = Vocabulary(known["names"], known["sha256"])
+        known = read_json(folder / "labels.json")
+        # the column of indices, and the one that names those too that the vocabulary does not hold
+        self._columns = ("labels", "label_names") if labels == "position" else ("unordered_labels", known["scheme"])
+        self._vocabulary = Vocabulary(known[labels]["names"], known[labels]["sha256"])
         _check_size(self._vocabulary, folder)
         used = [file.relative_to(folder).as_posix() for files in self._files.values() for file in files]
         hashes = {name: manifest["files"][name]["sha256"] for name in [*used, "labels.json"]}
         self.config = {"kind": "dataset", "sha256": sha256_json(hashes)}
+        self.duplicates: str | None = None
+        self._leaking: pa.Array | None = None
+        if drop_leaks:
+            self.duplicates, self._leaking = _leaking(folder)
 
     def survey(self) -> tuple[Vocabulary, dict[str, Split]]:
         """The frozen labels, and the splits in the order they were given to relabel."""
         splits = {}
-        for split, files in self._files.items():
-            rows = id_bytes = 0
-            for file in files:
-                for batch in _read_parquet(file, ["publication_number"], SURVEY_ROWS, "make the dataset again"):
-                    rows += batch.num_rows
-                    id_bytes = max(id_bytes, _longest(batch.column(0)))
-            splits[split] = Split(rows, id_bytes)
+        for split in self._files:
+            rows = id_bytes = dropped = 0
+            for _, batch, left_out in self._batches(split, ["publication_number"], SURVEY_ROWS):
+                rows += batch.num_rows
+                id_bytes = max(id_bytes, _longest(batch.column(0)))
+                dropped += left_out
+            splits[split] = Split(rows, id_bytes, dropped)
         return self._vocabulary, splits
 
     def read(self, split: str, rows: int) -> Iterator[Batch]:
         """The rows of a split: relabeled/ first, then no_first/ where it belongs."""
+        columns = ["text", *self._columns, "publication_number"]
+        for file, batch, _ in self._batches(split, columns, rows):
+            if not batch.num_rows:
+                continue
+            texts, labels, names, ids = batch.columns
+            if any(column.null_count for column in batch.columns):
+                raise DataError(f"{file} has nulls in {', '.join(columns)}; make the dataset again.")
+            where, found = _coordinates(labels)
+            indices = found.drop_null().to_numpy().astype(np.int64)
+            if found.null_count or not ((indices >= 0) & (indices < len(self._vocabulary.names))).all():
+                raise DataError(f"{file} has labels that labels.json does not know; make the dataset again.")
+            yield Batch(texts, ids, *_distinct(where, indices), _count_names(names) - len(indices))
+
+    def _batches(self, split: str, columns: list[str], rows: int) -> Iterator[tuple[Path, pa.RecordBatch, int]]:
+        """(file, rows of it, how many beside them leak and are left out), the columns in this order."""
         for file in self._files[split]:
-            columns = ["text", self._column, "publication_number"]
-            for batch in _read_parquet(file, columns, rows, "make the dataset again"):
-                texts, labels, ids = batch.select(columns).columns
-                if texts.null_count or labels.null_count or ids.null_count:
-                    raise DataError(f"{file} has nulls in {', '.join(columns)}; make the dataset again.")
-                where, found = _coordinates(labels)
-                indices = found.drop_null().to_numpy().astype(np.int64)
-                if found.null_count or not ((indices >= 0) & (indices < len(self._vocabulary.names))).all():
-                    raise DataError(f"{file} has labels that labels.json does not know; make the dataset again.")
-                yield Batch(texts, ids, *_distinct(where, indices), 0)
+            for read in _read_parquet(file, columns, rows, "make the dataset again"):
+                batch = read.select(columns)
+                if self._leaking is not None:
+                    batch = batch.filter(pc.invert(pc.is_in(batch.column("publication_number"), self._leaking)))
+                yield file, batch, read.num_rows - batch.num_rows
+
+
+def _leaking(dataset: Path) -> tuple[str, pa.Array]:
+    """The hash of a dataset's near-copies, and the publication numbers of its rows that leak."""
+    from ewe.pipeline import dedup  # its libraries take a second to load
+
+    if not (dataset / dedup.FOLDER).is_dir():
+        raise DataError(f"{dataset} has no {dedup.FOLDER}/; run ewe-data dedup {dataset} first.")
+    files = dedup.read_duplicates(dataset)["files"]
+    return files["groups.parquet"]["sha256"], pa.array(sorted(dedup.leaking(dataset)), pa.large_string())
+
+
+def _count_names(names: pa.Array) -> int:
+    """How many labels rows have, known or not: of label names, or of codes, whose subclass counts once a row."""
+    where, values = _coordinates(names)
+    if not pa.types.is_struct(values.type):
+        return len(values)
+    codes = pc.replace_substring_regex(pc.struct_field(values, "code").fill_null(""), r"[\s\pZ]+", "")
+    subclasses = pc.utf8_slice_codeunits(codes, 0, 4).dictionary_encode()
+    filled = pc.not_equal(codes, "").to_numpy(zero_copy_only=False)
+    return len(np.unique((where << 32 | subclasses.indices.to_numpy())[filled]))
 
 
 COLUMNS = pa.schema([("text", pa.string()), ("label_names", pa.list_(pa.string()))])  # what a table must have
@@ -180,6 +230,8 @@ class Table:
     def __post_init__(self) -> None:
         hashes = {file.name: sha256_file(file) for file in self.files}
         self.config = {"kind": self.kind, "sha256": sha256_json(hashes)}
+        self.duplicates: str | None = None
+        self.max_claims: int | None = None
         self._vocabulary = Vocabulary([], "")
 
     def survey(self) -> tuple[Vocabulary, dict[str, Split]]:
