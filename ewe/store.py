@@ -38,6 +38,7 @@ MADE_BY = {  # what makes each kind of folder, for the sentence a user reads
     "duplicates": "ewe-data dedup",
     "tensors": "ewe-data encode",
     "run": "ewe train",
+    "comparison": "ewe compare",
 }
 
 
@@ -173,9 +174,11 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
         except Timeout:
-            raise EweError(f"Another process is writing {self.folder}; wait for it or use another --out.") from None
+            raise EweError(f"Another process is writing {self.folder}; wait for it to end.") from None
         except OSError as error:
-            raise EweError(f"Cannot write to {self.folder} ({error.strerror}); choose another --out.") from None
+            raise EweError(
+                f"Cannot write to {self.folder} ({error.strerror}); make it writable or choose another folder."
+            ) from None
         try:
             self._resume()
         except EweError:
@@ -188,14 +191,14 @@ class Store:
         if path.is_file():
             found = read_json(path)
             if found.get("kind") != self.manifest["kind"]:
-                raise DataError(f"{self.folder} already is a {found.get('kind')} folder; use another --out.")
+                raise DataError(f"{self.folder} already is a {found.get('kind')} folder; choose another.")
             self._refuse_other(found["config"])
             whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
             complete = found["complete"] and len(whole) == len(found["files"])
             self.manifest = {key: value for key, value in found.items() if key != "manifest_sha256"}
             self.manifest |= {"files": whole, "complete": complete}
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
-            raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty --out.")
+            raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty folder.")
         for left_over in self.folder.rglob(".*.tmp"):
             _remove(left_over)
 
@@ -204,7 +207,7 @@ class Store:
         differing = [key for key in sorted({*found, *config}) if found.get(key) != config.get(key)]
         if differing:
             what = "; ".join(f"{key} was {found.get(key)!r} and is now {config.get(key)!r}" for key in differing)
-            raise DataError(f"{self.folder} was made differently ({what}); use another --out or remove it.")
+            raise DataError(f"{self.folder} was made differently ({what}); remove it or choose another folder.")
 
     def _whole(self, name: str, record: Mapping[str, Any]) -> bool:
         path = self.folder / name
@@ -366,16 +369,14 @@ def verify(folder: Path) -> dict[str, int]:
     if not (folder / MANIFEST).is_file():
         raise DataError(f"{folder} has no {MANIFEST}; point to a folder that one of the commands made.")
     manifests = {name: read_json(folder / name) for name in _manifests(folder)}
-    bad = [name for name, manifest in manifests.items() if not _is_sealed(folder / name, manifest)]
+    bad = [name for name, manifest in manifests.items() if not is_sealed(folder / name, manifest)]
     if not bad:
         records = {name: record for each in manifests for name, record in _records(each, manifests[each]).items()}
         bad += [name for name, record in records.items() if not _is_whole(folder / name, record["sha256"])]
-        sums = [_sums(folder, manifests), _sums(folder, [MANIFEST])]  # a folder inside may be younger
-        if (folder / SUMS).is_file() and not any(_holds(folder / SUMS, text) for text in sums):
+        if (folder / SUMS).is_file() and not _holds(folder / SUMS, _sums(folder, manifests)):
             bad.append(SUMS)
     if bad:
-        again = "run ewe-data release again" if bad == [SUMS] else "run the command that made it again"
-        raise DataError(f"{folder}: {', '.join(sorted(bad))} missing or changed; {again}.")
+        raise changed(folder, bad, "run ewe-data release again") if bad == [SUMS] else changed(folder, bad)
     for manifest in manifests.values():
         if not manifest["complete"]:
             raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
@@ -393,7 +394,12 @@ def _records(name: str, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]
     return {inner + file: record for key in ("files", "released") for file, record in manifest.get(key, {}).items()}
 
 
-def _is_sealed(path: Path, manifest: Mapping[str, Any]) -> bool:
+def changed(folder: Path, names: Iterable[str], then: str = "run the command that made it again") -> DataError:
+    """The error that names a folder's files which are not as they were written."""
+    return DataError(f"{folder}: {', '.join(sorted(names))} missing or changed; {then}.")
+
+
+def is_sealed(path: Path, manifest: Mapping[str, Any]) -> bool:
     """Whether a manifest is what `Store` wrote: its own hash fits, and its text is the only one of its value."""
     body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return manifest.get("manifest_sha256") == sha256_json(body) and _holds(path, json_text(manifest))

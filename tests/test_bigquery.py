@@ -146,6 +146,7 @@ def test_the_manifest_names_the_snapshot_the_job_and_its_bill(tmp_path: Path, se
     assert (manifest["job_id"], manifest["billed_bytes"]) == (job_id, billed)
     assert manifest["snapshot"] == service.modified.isoformat()
     assert manifest["years"] == {"2010": 300}
+    assert manifest["sql_sha256"] == json.loads((tmp_path / "raw" / "job.json").read_text())["sql_sha256"]
 
 
 def test_abstracts_come_where_asked_for_and_only_then_are_read(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ewe.errors import DataError, IncompleteError
 from ewe.pipeline import schema
+from ewe.pipeline.dedup import dedup_folder
 from ewe.pipeline.fetch import fetch_grants
 from ewe.pipeline.local import ParquetEngine
 from ewe.pipeline.relabel import first_claims, first_later, relabel_folder
@@ -156,6 +157,7 @@ def test_a_dataset_in_full(tmp_path: Path) -> None:
 
     assert summary["relabeled"] == {"train": 2, "test_2015a": 1, "test_2015b": 0}
     assert summary["no_first"] == {"train": 1, "test_2015a": 0, "test_2015b": 0}
+    assert summary["dropped"] == {"no_claims": 2, "no_codes": 1}
     train = pl.read_parquet(tmp_path / "dataset/relabeled/train-00000-of-00001.parquet")
     assert train["publication_number"].to_list() == ["US-0000002-B1", "US-0000001-B2"]  # by grant date first
     assert train["label_names"].to_list() == [["First-A01B"], ["First-G06Q", "Later-A01B"]]
@@ -203,6 +205,22 @@ def test_small_row_groups_and_shards_change_nothing(tmp_path: Path, monkeypatch:
     assert whole.equals(cut)
     keys = ["grant_date", "publication_number"]
     assert whole.select(keys).equals(whole.select(keys).sort(keys))
+
+
+def test_shards_are_read_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default pyarrow keeps every row group that it has passed until the file is closed."""
+    opened = []
+    open_file = pq.ParquetFile
+
+    def recorded(path: Any, **options: Any) -> pq.ParquetFile:
+        opened.append((Path(path).relative_to(tmp_path).parts[0], options.get("pre_buffer")))
+        return open_file(path, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", recorded)
+    relabel_folder(make_raw(tmp_path, some_rows()), tmp_path / "dataset")
+    dedup_folder(tmp_path / "dataset")
+
+    assert set(opened) == {("table.parquet", False), ("raw", False), ("dataset", False)}
 
 
 def test_a_resumed_run_is_byte_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

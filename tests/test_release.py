@@ -28,7 +28,7 @@ from ewe.pipeline.dedup import dedup_folder
 from ewe.pipeline.relabel import relabel_folder
 from ewe.pipeline.release import release_folder
 from ewe.pipeline.stats import count_words
-from ewe.store import read_json, read_manifest, verify
+from ewe.store import json_text, read_json, read_manifest, verify
 
 STAGES: dict[str, list[Callable[[Path], Any]]] = {
     "relabel": [],
@@ -290,10 +290,33 @@ def test_after_dedup_it_is_brought_up_to_date(stages: dict[str, Path], tmp_path:
     folder = shutil.copytree(stages["relabel-release"], tmp_path / "dataset")
     assert "Not looked for yet" in (folder / "README.md").read_text()
     dedup_folder(folder)
-    verify(folder)  # younger than SHA256SUMS, with a manifest of its own
+    assert not (folder / "SHA256SUMS").exists()  # it would leave duplicates/ out
+    verify(folder)
     release_folder(folder)
 
     assert bytes_of(folder) == bytes_of(stages["dedup-release"])
+
+
+def test_duplicates_made_again_leave_no_stale_checksums(dataset: Path) -> None:
+    shutil.rmtree(dataset / "duplicates")
+    with pytest.raises(DataError, match="SHA256SUMS missing or changed; run ewe-data release again"):
+        verify(dataset)
+    dedup_folder(dataset, jaccard=0.9)
+    verify(dataset)
+    release_folder(dataset)
+
+    assert verify(dataset)["files"] == len((dataset / "SHA256SUMS").read_text().splitlines()) - 2  # manifests
+    assert "0.9" in (dataset / "README.md").read_text()
+
+
+def test_a_manifest_that_is_not_sealed_is_named(dataset: Path) -> None:
+    path = dataset / "manifest.json"
+    manifest = read_json(path)
+    del manifest["manifest_sha256"], manifest["made_with"]
+    path.write_text(json_text(manifest))
+    for command in (verify, release_folder):
+        with pytest.raises(DataError, match=r"manifest\.json missing or changed; run the command that made it again"):
+            command(dataset)
 
 
 def test_a_released_dataset_is_still_one(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

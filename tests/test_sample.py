@@ -461,3 +461,16 @@ def test_the_tiny_model_reads_the_order(labelled: Labelled) -> None:
     assert report["micro"]["f1"] > max(0.70, max(bags) + 0.1)
     assert report["first"]["f1"] > 0.5
     assert report["later"]["f1"] > 0.4
+
+
+def test_its_rows_and_seed_reach_the_card(tmp_path: Path) -> None:
+    sample.write_sample(tmp_path / "table", rows=120, seed=3)
+    window = {"start": dt.date(2006, 1, 1), "end": dt.date(2015, 12, 31)}
+    fetch_grants(ParquetEngine(tmp_path / "table"), tmp_path / "raw", **window)
+    relabel_folder(tmp_path / "raw", tmp_path / "dataset")
+    source = read_manifest(tmp_path / "dataset", "dataset")["source"]
+
+    assert (source["input_rows"], source["seed"]) == (120, 3)
+    assert "(`ewe-data sample`, 120 rows, seed 3)" in (tmp_path / "dataset/README.md").read_text()
+    sample.write_sample(tmp_path / "table" / "another", rows=5, seed=4)
+    assert "seed" not in ParquetEngine(tmp_path / "table").facts()

@@ -342,6 +342,27 @@ def test_a_broken_document_keeps_its_name(tmp_path: Path) -> None:
     assert record["name"] == "US07654321-20100105.XML"
 
 
+@pytest.mark.parametrize("run_bytes", [1, 1 << 20])
+def test_a_patent_under_two_months_is_kept_in_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int
+) -> None:
+    monkeypatch.setattr("ewe.pipeline.runs.RUN_BYTES", run_bytes)  # in memory, and spilled
+    february = Grant(title="Again", granted=dt.date(2010, 2, 2))
+    write_week(tmp_path / "in", [as_xml(february), as_xml(GRANTS[1])], "ipg100101")
+    write_week(tmp_path / "in", [as_xml(Grant()), as_xml(february)])
+    rows, facts = fetched(tmp_path / "in", tmp_path / "raw")
+
+    assert sorted((row["patent_id"], str(row["grant_date"])[:7]) for row in rows) == [
+        ("7654321", "2010-01"),
+        ("7654322", f"{GRANTS[1].granted:%Y-%m}"),
+    ]
+    assert (facts["grants"], facts["repeated"], facts["rows"], facts["documents"]) == (2, 2, 2, 4)
+    assert [(each["file"], each["publication_number"]) for each in broken(tmp_path / "raw")] == [
+        ("ipg100101.zip", "US-7654321-B2"),
+        ("ipg100105.zip", "US-7654321-B2"),
+    ]
+
+
 def test_a_patent_that_stands_there_twice_is_kept_once(tmp_path: Path) -> None:
     write_week(tmp_path / "in", [as_xml(Grant()), as_xml(GRANTS[1]), as_xml(Grant())])
     write_week(tmp_path / "in", [as_xml(Grant(title="Later"))], "ipg100112")

@@ -141,7 +141,13 @@ class BigQueryEngine:
     def facts(self) -> dict[str, Any]:
         """What the manifest says of the source."""
         job = self._ended_job
-        facts = {"made_up": False, "snapshot": job.snapshot, "job_id": job.job_id, "billed_bytes": job.billed_bytes}
+        facts = {
+            "made_up": False,
+            "sql_sha256": job.sql_sha256,
+            "snapshot": job.snapshot,
+            "job_id": job.job_id,
+            "billed_bytes": job.billed_bytes,
+        }
         return facts if job.rows is None else {**facts, "result_rows": job.rows}
 
     def plan(self, start: dt.date, end: dt.date) -> dict[str, Any]:

@@ -193,8 +193,8 @@ def summary(manifest: Manifest) -> str:
 def introduction(manifest: Manifest) -> str:
     """Title, notice, what the labels are, and the columns."""
     notice = (
-        "**These patents are made up** (`ewe-data sample`): they show that the pipeline works and say nothing "
-        "about real ones.\n\n"
+        f"**These patents are made up** ({_sampled(manifest['source'])}): they show that the pipeline works and say "
+        "nothing about real ones.\n\n"
         if manifest["made_up"]
         else ""
     )
@@ -341,7 +341,7 @@ _FACTS = {  # of the source -> what to call them
 def provenance(manifest: Manifest) -> list[tuple[str, str]]:
     """Where the rows come from and what was done to them, as (what, value)."""
     source, config = manifest["source"], manifest["config"]
-    kind = "made up by `ewe-data sample`" if manifest["made_up"] else _SOURCES[source["source"]]
+    kind = f"made up by {_sampled(source)}" if manifest["made_up"] else _SOURCES[source["source"]]
     found = [("Source", kind), ("Grant dates", f"{source['start']} to {source['end']}")]
     found += [(name, _value(source[key])) for key, name in _FACTS.items() if source.get(key) is not None]
     return [
@@ -351,6 +351,11 @@ def provenance(manifest: Manifest) -> list[tuple[str, str]]:
         ("Claims joined", f"the first {config['max_claims']}"),
         ("Made with", ", ".join(f"{name} {number}" for name, number in manifest["made_with"].items())),
     ]
+
+
+def _sampled(source: Mapping[str, Any]) -> str:
+    seed = f", seed {source['seed']}" if "seed" in source else ""
+    return f"`ewe-data sample`, {source['input_rows']:,} rows{seed}"
 
 
 def commands(manifest: Manifest, duplicates: Manifest | None) -> list[str]:

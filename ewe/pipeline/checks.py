@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ewe.errors import DataError
+from ewe.pipeline.parts import FLAT
 from ewe.pipeline.runs import merge, refuse_twice
 from ewe.progress import warn
 
@@ -79,7 +80,7 @@ def check_shards(paths: list[Path], columns: pa.Schema, start: dt.date, end: dt.
 
 
 def _numbers(path: Path) -> Iterator[pa.Table]:
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(path, **FLAT) as file:
         for batch in file.iter_batches(columns=["publication_number"]):
             yield pa.Table.from_batches([batch])
 

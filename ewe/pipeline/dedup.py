@@ -25,8 +25,9 @@ from ewe.errors import DataError, UsageError
 from ewe.pipeline import minhash, schema
 from ewe.pipeline.links import Float64, Links, Texts, link, nearest
 from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
+from ewe.pipeline.parts import FLAT
 from ewe.progress import bar, say
-from ewe.store import Store, read_json, read_manifest, sha256_json
+from ewe.store import SUMS, Store, read_json, read_manifest, sha256_json
 
 FOLDER = "duplicates"
 PART_ROWS = 16_384  # rows a part, so that a killed run repeats no more
@@ -54,7 +55,7 @@ class Part(NamedTuple):
 
     def read(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The part's rows, a bounded batch at a time."""
-        with pq.ParquetFile(self.shard) as file:
+        with pq.ParquetFile(self.shard, **FLAT) as file:
             yield from file.iter_batches(BATCH_ROWS, row_groups=self.groups, columns=columns, use_threads=False)
 
 
@@ -97,6 +98,9 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8) -> dict[str, Any]:
         if store.finished:
             say(f"{store.folder} is finished already.")
             return _summary(store)
+        if (dataset / SUMS).is_file():  # checksums that leave a part out, or hold a former one's, are not left there
+            (dataset / SUMS).unlink()
+            say(f"{dataset / SUMS} is gone until ewe-data release runs again; the card follows then, too.")
         parts = _parts(dataset, source)
         total = sum(part.rows for part in parts)
         with bar("sign", total, "rows") as advance:

@@ -17,7 +17,7 @@ from sqlglot import exp
 
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import schema
-from ewe.pipeline.parts import read_keys, read_parts, write_parts
+from ewe.pipeline.parts import FLAT, read_keys, read_parts, write_parts
 from ewe.progress import bar
 from ewe.store import Store, sha256_json
 
@@ -25,6 +25,7 @@ TABLE = "_publications"  # the name the table has inside DuckDB
 BATCH_BYTES = 64 << 20  # of publications a query sees at once: keeps memory flat whatever the input's size
 UNIT_ROWS = 20_000  # rows of input one finished part covers, so that a killed run repeats no more
 MADE_UP = b"ewe.made_up"  # Parquet key that marks `ewe-data sample`'s files
+SEED = b"ewe.seed"  # and the one that holds their seed
 
 
 def read_sql(name: str) -> str:
@@ -77,10 +78,13 @@ class ParquetEngine:
         return {"source": "parquet", "sql_sha256": sha256_json(self.sql), "input_sha256": sha256_json(footers)}
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says of the source."""
+        """What the manifest says of the source; `seed` where it is one sample."""
+        notes = [footer.metadata or {} for footer in self.footers]
+        seeds = {note.get(SEED) for note in notes}
         return {
             "input_rows": sum(footer.num_rows for footer in self.footers),
-            "made_up": any(MADE_UP in (footer.metadata or {}) for footer in self.footers),
+            "made_up": any(MADE_UP in note for note in notes),
+            **({"seed": int(seed)} if len(seeds) == 1 and (seed := seeds.pop()) else {}),
         }
 
     def scan(self, store: Store, start: dt.date, end: dt.date) -> None:
@@ -125,7 +129,7 @@ class ParquetEngine:
         """The query's rows over these row groups and their months, a table for each bounded batch of input."""
         columns = schema.PUBLICATIONS.names
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, **FLAT) as file:
                 footer = file.metadata
                 size = sum(footer.row_group(group).total_byte_size for group in groups)
                 rows = sum(footer.row_group(group).num_rows for group in groups)

@@ -22,10 +22,11 @@ import pyarrow.parquet as pq
 
 from ewe.errors import DataError
 from ewe.pipeline import card, schema, stats
-from ewe.pipeline.parts import read_keys, read_parts, write_parts
+from ewe.pipeline.parts import FLAT, read_keys, read_parts, write_parts
+from ewe.pipeline.runs import row_groups
 from ewe.pipeline.split import PAPER, Splits, assign_split
 from ewe.progress import bar, say, warn
-from ewe.store import Store, read_manifest, sha256_json
+from ewe.store import Store, read_json, read_manifest, sha256_json
 from ewe.text import join_claims_batch
 
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
@@ -204,7 +205,7 @@ def _write_part(store: Store, path: Path, max_claims: int, scheme: Scheme, split
     facts: dict[str, Any] = {"several_first": 0}
 
     def chunks() -> Iterator[tuple[pa.Table, pa.Array]]:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, **FLAT) as file:
             for batch in file.iter_batches(ROW_GROUP):
                 frame = relabel_frame(pl.DataFrame(batch), max_claims, scheme, splits)
                 config = pl.when(pl.col("first").is_null()).then(pl.lit("no_first")).otherwise(pl.lit("relabeled"))
@@ -324,7 +325,8 @@ def _write_shard(
             sorting_columns=[pq.SortingColumn(index) for index in order],
         ) as writer,
     ):
-        for table in _row_groups(parts.read(prefix, start, stop)):
+        batches = parts.read(prefix, start, stop)
+        for table in row_groups((pa.Table.from_batches([batch]) for batch in batches), ROW_GROUP):
             labelled = _add_labels(table, labels)
             facts["arrow_bytes"] += _arrow_bytes(labelled)
             writer.write_table(labelled, row_group_size=ROW_GROUP)
@@ -334,18 +336,6 @@ def _arrow_bytes(table: pa.Table) -> int:
     """About the bytes in memory when `datasets` opens it, for the card: there labels are int64, here they are int16."""
     labels = sum(len(pc.list_flatten(table[column])) for column in ("labels", "unordered_labels"))
     return int(table.combine_chunks().nbytes + 6 * labels)
-
-
-def _row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The batches' rows again, ROW_GROUP at a time: a shard's row groups do not depend on its parts."""
-    table = PART.empty_table()
-    for batch in batches:
-        table = pa.concat_tables([table, pa.Table.from_batches([batch])])
-        while table.num_rows >= ROW_GROUP:
-            yield table.slice(0, ROW_GROUP)
-            table = table.slice(ROW_GROUP)
-    if table.num_rows:
-        yield table
 
 
 def _add_labels(table: pa.Table, labels: dict[str, list[str]]) -> pa.Table:
@@ -409,6 +399,6 @@ def _summary(store: Store) -> dict[str, Any]:
         "out": str(store.folder),
         "rows": store.manifest["rows"],
         **rows,
-        "dropped": files["dropped.parquet"]["rows"],
+        "dropped": read_json(store.folder / "stats.json")["rows"]["dropped"],
         "made_up": store.manifest["made_up"],
     }

@@ -14,7 +14,7 @@ import pyarrow as pa
 from ewe.pipeline import card, croissant, report, schema
 from ewe.pipeline.dedup import FOLDER, read_duplicates
 from ewe.progress import say
-from ewe.store import MANIFEST, Store, json_text, read_json, read_manifest
+from ewe.store import MANIFEST, Store, changed, is_sealed, json_text, read_json, read_manifest
 
 
 def release_folder(dataset: Path) -> dict[str, Any]:
@@ -24,10 +24,13 @@ def release_folder(dataset: Path) -> dict[str, Any]:
         A summary: out, files, bytes, report, alerts, made_up.
 
     Raises:
-        DataError: DATASET is no dataset folder, or its duplicates/ is of another one.
+        DataError: DATASET is no dataset folder, its manifest is not as relabel wrote it, or its duplicates/ is of
+            another one.
         IncompleteError: DATASET, or its duplicates/, is unfinished.
     """
     manifest = read_manifest(dataset, "dataset")
+    if not is_sealed(dataset / MANIFEST, manifest):
+        raise changed(dataset, [MANIFEST])
     with Store(dataset, "dataset", manifest["config"]) as store:
         duplicates = read_duplicates(dataset) if (dataset / FOLDER / MANIFEST).is_file() else None
         leaks = read_json(dataset / FOLDER / "leakage.json") if duplicates else {}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ewe import __version__
 from ewe.pipeline import prose, schema
-from ewe.pipeline.local import MADE_UP
+from ewe.pipeline.local import MADE_UP, SEED
 from ewe.progress import bar, say
 from ewe.store import Store
 
@@ -69,9 +69,7 @@ ROLES = {
     "CN": 0.002,
 }
 COPIES = 0.03  # of the rows are near-copies of an earlier grant
-EDITS = np.array(
-    [0, 300, 1500, 3000]
-)  # of 65,536 nouns, adjectives, gerunds; the last leaves 5-word shingles 0.8 alike
+EDITS = np.array([0, 300, 1500, 3000])  # of 65,536 content words; the last leaves 5-word shingles 0.8 alike
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -198,7 +196,7 @@ def publications(start: int, stop: int, seed: int) -> pa.Table:
         _assignees(own),
         *_codes(Dice(seed, origin, stream=2), own, plan),
     ]
-    metadata = {MADE_UP: b"true", b"ewe.seed": str(seed).encode()}
+    metadata = {MADE_UP: b"true", SEED: str(seed).encode()}
     return pa.Table.from_arrays(columns, schema=schema.PUBLICATIONS.with_metadata(metadata))
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
+from ewe.pipeline.parts import FLAT
 from ewe.store import Store
 
 Ints = NDArray[np.int64]
@@ -242,7 +243,7 @@ def _shards(store: Store, config: str, split: str) -> list[Path]:
 
 def _read(paths: list[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
     for path in paths:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, **FLAT) as file:
             yield from file.iter_batches(4096, columns=columns, use_threads=False)
 
 

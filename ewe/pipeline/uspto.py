@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import re
 import signal
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from lxml import etree
 
 from ewe.errors import DataError, EweError, UsageError
@@ -37,6 +39,7 @@ from ewe.pipeline import schema
 from ewe.pipeline.archive import HEAD, find_files, fingerprint, members, open_member
 from ewe.pipeline.claims import write_claims
 from ewe.pipeline.parts import read_keys, read_parts, write_parts
+from ewe.pipeline.runs import KEY, merge, sorted_runs
 from ewe.progress import bar, warn
 from ewe.store import Store, publish
 from ewe.text import clean
@@ -96,6 +99,7 @@ class UsptoEngine:
                 raise DataError(f"{other} and {path} are the same week; remove one of them.")
             _check(path)
         self._keys: dict[Path, list[str]] = {}  # of each scanned part, the month of each of its batches
+        self._repeated: dict[str, str] = {}  # publication number that stands there more than once -> its first month
         self._facts: dict[str, Any] = {}
 
     def config(self) -> dict[str, Any]:
@@ -120,7 +124,7 @@ class UsptoEngine:
                 store.record(job.part, {"counts": found.counts, "left_out": found.left_out})
                 advance()
         self._keys = {store.folder / job.part: read_keys(store.folder / job.part) for job in jobs}
-        repeated = list(self._repeated())
+        repeated = self._find_repeated(store.folder)
         counts, left_out = Counter(grants=-len(repeated), repeated=len(repeated)), Counter[str]()
         for job in jobs:
             counts.update(store.manifest["files"][job.part]["counts"])
@@ -134,30 +138,58 @@ class UsptoEngine:
 
     def read(self, store: Store, month: str) -> Iterator[pa.Table]:  # noqa: ARG002  the parts are known by path
         """The scanned grants of one month ("2006-01"), each once (the first copy), a bounded table at a time."""
-        seen: set[str] = set()
+        seen = {number for number, first in self._repeated.items() if first != month}
         for part, keys in self._keys.items():
             for batch in read_parts(part, keys, month):
-                fresh = _first_copies(batch["publication_number"].to_pylist(), seen)
+                fresh = self._first_copies(batch["publication_number"].to_pylist(), seen)
                 yield pa.Table.from_batches([batch]).cast(self.columns).filter(pa.array(fresh))
 
-    def _repeated(self) -> Iterator[dict[str, Any]]:
-        """The copies that `read` leaves out."""
-        for month in sorted({month for keys in self._keys.values() for month in keys}):
-            seen: set[str] = set()
-            for part, keys in self._keys.items():
-                for batch in read_parts(part, keys, month, ["publication_number"]):
-                    numbers = batch.column(0).to_pylist()
-                    for number, fresh in zip(numbers, _first_copies(numbers, seen), strict=True):
-                        if not fresh:
-                            yield {"file": part.stem, "publication_number": number, "reason": "is there twice"}
+    def _first_copies(self, numbers: list[str], seen: set[str]) -> list[bool]:
+        """Whether each is none of those in `seen`, to which the repeated ones are added."""
+        fresh = []
+        for number in numbers:
+            fresh.append(number not in seen)
+            if number in self._repeated:
+                seen.add(number)
+        return fresh
+
+    def _find_repeated(self, folder: Path) -> list[dict[str, Any]]:
+        """The copies that `read` leaves out: all but the earliest month's, and there all but the first file's.
+
+        Memory grows with the copies alone: the numbers are sorted in FOLDER.
+        """
+        months = sorted({month for keys in self._keys.values() for month in keys})
+        with tempfile.TemporaryDirectory(prefix=".sort-", suffix=".tmp", dir=folder) as runs:
+            tables = (pa.table({KEY: numbers}) for month in months for _, numbers in self._numbers(month))
+            self._repeated = dict.fromkeys(_repeated(merge(sorted_runs(tables, Path(runs)))), "")
+        seen: set[str] = set()
+        copies = []
+        for month in months if self._repeated else ():
+            for part, numbers in self._numbers(month):
+                for number in numbers.filter(pc.is_in(numbers, pa.array(self._repeated))).to_pylist():
+                    if number in seen:
+                        copies.append({"file": part.stem, "publication_number": number, "reason": "is there twice"})
+                    else:
+                        self._repeated[number] = month
+                        seen.add(number)
+        return copies
+
+    def _numbers(self, month: str) -> Iterator[tuple[Path, pa.Array]]:
+        """Publication numbers of a month's grants, with the part they stand in."""
+        for part, keys in self._keys.items():
+            for batch in read_parts(part, keys, month, [KEY]):
+                yield part, batch.column(0)
 
 
-def _first_copies(numbers: list[str], seen: set[str]) -> list[bool]:
-    fresh = []
-    for number in numbers:
-        fresh.append(number not in seen)
-        seen.add(number)
-    return fresh
+def _repeated(tables: Iterable[pa.Table]) -> Iterator[str]:
+    """The publication numbers that stand more than once in sorted tables."""
+    last = None
+    for table in tables:
+        numbers = table[KEY].combine_chunks()
+        if numbers[0] == last:
+            yield numbers[0].as_py()
+        yield from numbers[1:].filter(pc.equal(numbers[1:], numbers[:-1])).unique().to_pylist()
+        last = numbers[-1]
 
 
 def _lines(records: Iterable[dict[str, Any]]) -> str:
