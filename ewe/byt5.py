@@ -1,4 +1,4 @@
-"""ByT5's encoder over raw bytes, its tokens merged on the way: by attention, at random, at spaces, or not at all.
+"""ByT5's encoder over raw bytes, its tokens merged on the way: by attention, at random or at spaces, or not.
 
 The blocks are those of `transformers`; ours is the merge of Tanaka, Sudoh and Nakamura (*Merging tokens by ByT5's
 attention*, in Japanese), after block 2 of 18 by default:

@@ -298,6 +298,24 @@ def test_it_learns_where_a_word_stands(name: str):
     assert found > (0.8 if name in ("random", "extraction") else 0.95)
 
 
+@pytest.mark.parametrize("device", ["cpu", cuda])
+@pytest.mark.parametrize("name", MERGES)
+def test_a_step_repeats_to_the_bit_from_the_same_generator(name: str, device: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model = ByT5(ByT5Config.of(replace(SIZES, dropout=0.1), merge=name)).train().to(device)
+    ids, found = encode(TEXTS).to(device), []
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        for _ in range(2):
+            torch.manual_seed(2)
+            model.zero_grad()
+            model(ids).square().sum().backward()
+            found.append([parameter.grad.clone() for parameter in model.parameters()])
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+    assert all(map(torch.equal, *found))
+
+
 # -- shapes and checkpoints -------------------------------------------------------------------------------------------
 
 
