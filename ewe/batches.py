@@ -156,6 +156,7 @@ class Words:
         self._data = _map(folder / f"{name}.text.npy")
         self._indptr = _map(folder / f"{name}.text.indptr.npy")
         self.shape = (len(self._indptr) - 1,)
+        self.dtype = np.dtype(np.int32)
 
     def __len__(self) -> int:
         return self.shape[0]

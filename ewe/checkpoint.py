@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ewe import progress, store
 from ewe.compute import Compute
+from ewe.distributed import ALONE, World
 
 KEPT = 2
 
@@ -28,8 +29,12 @@ def save(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     compute: Compute,
+    world: World = ALONE,
 ) -> None:
     """Publish the checkpoint of a step (unless it is there) and remove all but the last two."""
+    random = _random_states(compute.device, world)
+    if not world.leads:
+        return
     path = run / "checkpoints" / f"step-{step:08d}"
     if not path.exists():
         moments = {
@@ -41,7 +46,7 @@ def save(
             folder.mkdir()
             save_file(model.state_dict(), folder / "model.safetensors")
             save_file(moments, folder / "optimizer.safetensors")
-            save_file(_random_state(compute.device), folder / "random.safetensors")
+            save_file(random, folder / "random.safetensors")
             state = {"step": step, "compute": str(compute), "scaler": scaler.state_dict()}
             store.publish_json(folder / "state.json", state)
     for old in _checkpoints(run)[:-KEPT]:
@@ -55,7 +60,12 @@ def latest(run: Path) -> Path | None:
 
 
 def restore(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, compute: Compute
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    compute: Compute,
+    world: World = ALONE,
 ) -> int:
     """Put a checkpoint's state into these objects and torch's generators; returns its step."""
     device = str(compute.device)
@@ -66,9 +76,13 @@ def restore(
         moments.setdefault(int(index), {})[name] = tensor
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
     random = load_file(path / "random.safetensors")
-    torch.set_rng_state(random["cpu"])
-    if compute.device.type == "cuda" and "cuda" in random:
-        torch.cuda.set_rng_state(random["cuda"], compute.device)
+    if f"cpu.{world.rank}" in random:
+        torch.set_rng_state(random[f"cpu.{world.rank}"])
+    if compute.device.type == "cuda" and f"cuda.{world.rank}" in random:
+        torch.cuda.set_rng_state(random[f"cuda.{world.rank}"], compute.device)
+    processes = sum(name.startswith("cpu.") for name in random)
+    if processes != world.size:
+        progress.warn(f"{path} was made by {processes} processes and goes on in {world.size}: another dropout.")
     state: dict[str, Any] = store.read_json(path / "state.json")
     if state["scaler"]:  # empty without fp16
         scaler.load_state_dict(state["scaler"])
@@ -81,6 +95,9 @@ def _checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"))
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
+def _random_states(device: torch.device, world: World) -> dict[str, Tensor]:
+    """Of every process."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return {f"{name}.{rank}": state for name in states for rank, state in enumerate(world.gather(states[name]))}

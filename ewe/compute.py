@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
@@ -22,6 +23,8 @@ class Compute:
     def choose(cls, device: str = "auto", precision: str = "auto") -> Self:
         """Resolve `auto`: the card where there is one, and there bf16 where the card has it, else fp16; fp32 on a CPU.
 
+        Of several cards, a process that torchrun started takes its own.
+
         Raises:
             UsageError: a card is asked for that is not there, or fp16 on a CPU.
         """
@@ -35,6 +38,8 @@ class Compute:
             precision = "fp32" if device == "cpu" else "bf16" if bf16 else "fp16"
         if device == "cpu" and precision == "fp16":
             raise UsageError("fp16 needs a CUDA card; use --precision fp32 or bf16 on a CPU.")
+        if device == "cuda" and "LOCAL_RANK" in os.environ:
+            device = f"cuda:{os.environ['LOCAL_RANK']}"
         return cls(torch.device(device), precision)
 
     def autocast(self) -> AbstractContextManager[None]:

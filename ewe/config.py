@@ -45,6 +45,7 @@ class TrainConfig:
     seed: int = _option("Of the weights, of dropout and of the order.", default=0)
     device: str = _option("auto, cpu or cuda.", default="auto")
     precision: str = _option("auto, fp32, bf16 or fp16; auto is fp32 on a CPU, else bf16 or fp16.", default="auto")
+    plain: bool = _option("Take the readable path on a CUDA card too: no graphs, nothing compiled.", default=False)
     deterministic: bool = _option("Repeat to the bit on one card, at some cost; a CPU always does.", default=False)
     checkpoint_every: int = _option("Steps between checkpoints.", default=10_000)
 

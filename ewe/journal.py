@@ -31,20 +31,22 @@ class Journal:
     Args:
         run: the run's folder.
         step: the last step that counts; later lines, and a line cut short, are dropped.
+        keeps: whether it is written to the disk; of several processes one does.
 
     Attributes:
         losses: of steps 1, 2, ...
     """
 
-    def __init__(self, run: Path, step: int) -> None:
-        self.path = run / NAME
+    def __init__(self, run: Path, step: int, *, keeps: bool = True) -> None:
+        self.path, self.keeps = run / NAME, keeps
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.is_file() else []
         whole = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
         kept = [(line, record) for line, record in whole if record["step"] <= step]
-        store.publish_text(self.path, "".join(line for line, _ in kept))
+        if keeps:
+            store.publish_text(self.path, "".join(line for line, _ in kept))
         self.losses = [float(record["loss"]) for _, record in kept if "loss" in record]
-        self.file = self.path.open("a", encoding="utf-8", newline="\n")
-        self.curves = _curves(run, step)
+        self.file = (self.path if keeps else Path(os.devnull)).open("a", encoding="utf-8", newline="\n")
+        self.curves = _curves(run, step) if keeps else None
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +74,8 @@ class Journal:
 
     def sync(self) -> None:
         """Bring the log to the disk, before a checkpoint that relies on it."""
-        os.fsync(self.file.fileno())
+        if self.keeps:
+            os.fsync(self.file.fileno())
 
 
 def _curves(run: Path, step: int) -> Any:

@@ -15,6 +15,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """Whether bars and `say` are silent."""
+    return _quiet
+
+
 def say(message: str) -> None:
     """Print one line of news on stderr, unless quiet."""
     if not _quiet:

@@ -1,9 +1,9 @@
 """Training: one configuration, one loop, one step; interrupted anywhere, it goes on as if it had not been.
 
 The learning rate and the rows of a step are functions of the step, so a checkpoint is the weights, the
-optimizer's moments, the loss scaler and torch's random state. The path here is the plain one: readable, on
-any device. The loop knows only `split.batch(rows)` and `stepper(batch, learning_rate)`: what serves batches
-or computes steps otherwise takes the place of `Split` or `Stepper`.
+optimizer's moments, the loss scaler and torch's random state. The loop knows only `stepper(rows, learning_rate)`:
+`Stepper` is the plain path, readable, on any device and in any number of processes; `fast.Graphed` is the same step
+as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ewe import __version__, checkpoint, journal, models, progress
-from ewe.batches import Batch, Meta, Plan, Split, held_out
+from ewe import __version__, checkpoint, fast, journal, models, progress
+from ewe.batches import Meta, Plan, Split, held_out
 from ewe.compute import Compute
-from ewe.config import Sizes, TrainConfig, configure
+from ewe.config import TrainConfig, configure
+from ewe.distributed import ALONE, World
 from ewe.errors import DataError, EweError, IncompleteError
+from ewe.fast import Graphed, Resident
 from ewe.metrics import count, cross_entropy
 from ewe.store import Store, publish_json
 
@@ -64,74 +66,116 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     L = len(meta.label_names)
     if not len(rows) or not L:
         raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
-    chosen = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus", "init_std")}
-    sizes = Sizes(u=meta.u, v=meta.v, vocabulary=meta.vocabulary, labels=L, **chosen)
-    shape = models.shape(config.model, sizes, meta.tokenizer, config.options)
+    shape = models.shape(config.model, models.sizes_of(config, meta), meta.tokenizer, config.options)
 
-    with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
-        if store.finished:
-            progress.say(f"{out} is finished; nothing to do.")
-            return {"run": str(out), **store.manifest["summary"]}
-        counts = np.bincount(split.labels(rows)[1], minlength=L)
-        if not store.has("labels.json"):
-            read = {"tokenizer": meta.tokenizer, "u": meta.u, "v": meta.v, "max_claims": meta.max_claims}
-            facts = {"model": config.model, "shape": shape, "input": read, "preset": preset}
-            store.write_json("config.json", facts | _circumstances(config, compute, meta))
-            if meta.tokenizer == "wordpiece":
-                store.write_text("tokenizer.json", (tensors / "tokenizer.json").read_text(encoding="utf-8"))
-            labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
-            store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts.tolist()})
-        torch.manual_seed(config.seed)
-        with _deterministic(config.deterministic):
-            model = models.build(config.model, shape)
-            if hasattr(model, "fit"):
-                steps, rate = {}, _fit(model, split, rows, config.seed)
-            else:
-                if config.prior_bias:
-                    odds = (counts + 0.5) / (len(rows) - counts + 0.5)
-                    model.head.bias.data = torch.from_numpy(np.log(odds)).float()
-                if hasattr(model, "prepare") and not checkpoint.latest(out):
-                    model.prepare(split, rows, config.seed)
-                stepper = Stepper(model.to(compute.device), config, compute)
-                training = Training(out, config, meta.label_names, split, rows, holdout, stepper)
-                loss, rate = training.go()
-                steps = {"epochs": training.plan.epochs, "steps": training.plan.steps, "loss": loss}
-        with store.write("model.safetensors") as path:
-            save_file(model.state_dict(), path)
-        if steps:
-            store.record(journal.NAME)
-        summary = {
-            "model": config.model,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "rows": len(rows),
-            "held_out_rows": len(holdout),
-            **steps,
-            "compute": str(compute),
-            "made_up": meta.made_up,
-        }
-        store.finish(summary=summary)
+    with World.join(compute.device) as world:
+        if not world.leads:  # it takes part in the steps and in nothing else
+            if not world.told(None):
+                _learn(out, config, compute, meta, split, rows, holdout, shape, world)
+            return {"run": str(out)}
+        with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
+            if world.told(store.finished):
+                progress.say(f"{out} is finished; nothing to do.")
+                return {"run": str(out), **store.manifest["summary"]}
+            if not store.has("labels.json"):
+                read = {"tokenizer": meta.tokenizer, "u": meta.u, "v": meta.v, "max_claims": meta.max_claims}
+                facts = {"model": config.model, "shape": shape, "input": read, "preset": preset}
+                store.write_json("config.json", facts | _circumstances(config, compute, meta, world))
+                if meta.tokenizer == "wordpiece":
+                    store.write_text("tokenizer.json", (tensors / "tokenizer.json").read_text(encoding="utf-8"))
+                counts = np.bincount(split.labels(rows)[1], minlength=L).tolist()
+                labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
+                store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts})
+            model, learned, rate = _learn(out, config, compute, meta, split, rows, holdout, shape, world)
+            with store.write("model.safetensors") as path:
+                save_file(model.state_dict(), path)
+            if (out / journal.NAME).is_file():
+                store.record(journal.NAME)
+            numbers = list(model.parameters()) or list(model.state_dict().values())
+            summary = {
+                "model": config.model,
+                "parameters": sum(each.numel() for each in numbers),
+                "rows": len(rows),
+                "held_out_rows": len(holdout),
+                **learned,
+                "compute": str(compute),
+                "made_up": meta.made_up,
+            }
+            store.finish(summary=summary)
     return {"run": str(out), **summary, "examples_per_second": rate}
 
 
-class Stepper:
-    """One optimisation step on any device: forward, loss, backward, clip, AdamW (0.9, 0.999, 1e-8)."""
+def _learn(
+    out: Path,
+    config: TrainConfig,
+    compute: Compute,
+    meta: Meta,
+    split: Split,
+    rows: NDArray[np.int64],
+    holdout: NDArray[np.int64],
+    shape: dict[str, Any],
+    world: World,
+) -> tuple[nn.Module, dict[str, Any], float]:
+    """Build the model and train it to the end; returns it, what the summary says of it, and examples/s."""
+    torch.manual_seed(config.seed)
+    with _deterministic(config.deterministic):
+        model = models.build(config.model, shape)
+        if hasattr(model, "fit"):  # without steps
+            begun = time.perf_counter()
+            model.fit(split, rows, config.seed)
+            return model, {}, len(rows) / (time.perf_counter() - begun)
+        if config.prior_bias:
+            counts = np.bincount(split.labels(rows)[1], minlength=len(meta.label_names))
+            odds = (counts + 0.5) / (len(rows) - counts + 0.5)
+            model.head.bias.data = torch.from_numpy(np.log(odds)).float()
+        if hasattr(model, "prepare") and not checkpoint.latest(out):
+            model.prepare(split, rows, config.seed)
+        model.to(compute.device)
+        if world.size > 1:  # one start for all, and each its own dropout
+            torch.manual_seed(config.seed + world.rank * 0x9E3779B9)
+        stepper: Stepper | Graphed
+        if world.size == 1 and fast.fits(config, compute, split, model.reads):
+            data = Resident(split, len(meta.label_names), compute.device)
+            stepper = Graphed(model, adamw(model, config, graphed=True), config, compute, data)
+        else:
+            stepper = Stepper(model, config, compute, split, world)
+        training = Training(out, config, meta.label_names, split, rows, holdout, stepper, world)
+        loss, rate = training.go()
+    return model, {"epochs": training.plan.epochs, "steps": training.plan.steps, "loss": loss}, rate
 
-    def __init__(self, model: nn.Module, config: TrainConfig, compute: Compute) -> None:
-        self.model, self.clip, self.compute = model, config.clip, compute
-        learning = [p for p in model.parameters() if p.requires_grad]
-        weights = [p for p in learning if p.ndim >= 2]
-        biases_and_norms = [p for p in learning if p.ndim < 2]
-        groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases_and_norms, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay, fused=True)
+
+def adamw(model: nn.Module, config: TrainConfig, *, graphed: bool = False) -> torch.optim.AdamW:
+    """AdamW (0.9, 0.999, 1e-8), without decay on biases and LayerNorm; for a CUDA graph its rate is a tensor."""
+    learning = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in learning if p.ndim >= 2]},
+        {"params": [p for p in learning if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    rate = torch.tensor(config.learning_rate, device=learning[0].device) if graphed else config.learning_rate
+    on_card = graphed and learning[0].is_cuda
+    return torch.optim.AdamW(groups, lr=rate, weight_decay=config.weight_decay, fused=True, capturable=on_card)
+
+
+class Stepper:
+    """One optimisation step on any device: forward, loss, backward, clip, AdamW; the plain path."""
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, compute: Compute, split: Split, world: World = ALONE
+    ) -> None:
+        self.model, self.clip, self.compute, self.split, self.world = model, config.clip, compute, split, world
+        self.forward = world.wrap(model)
+        self.optimizer = adamw(model, config)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.precision == "fp16")
 
-    def __call__(self, batch: Batch, learning_rate: float) -> Tensor:
-        """Learn from a batch on the device; returns its loss, still there."""
+    def __call__(self, rows: NDArray[np.int64], learning_rate: float) -> Tensor:
+        """Learn from these rows of the split; returns the loss (of this process's share), still on the device."""
+        mine, share = self.world.share(rows)
+        batch = self.split.batch(mine).to(self.compute.device)
         with self.compute.autocast():
-            logits = self.model(batch.ids)
-        loss = cross_entropy(logits, batch.rows, batch.columns)
+            logits = self.forward(batch.ids)
+        loss = cross_entropy(logits, batch.rows, batch.columns) * share
         self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss * self.world.size).backward()  # type: ignore[no-untyped-call]  # DDP takes the mean
         if self.clip:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
@@ -140,13 +184,6 @@ class Stepper:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return loss.detach()
-
-
-def _fit(model: Any, split: Split, rows: NDArray[np.int64], seed: int) -> float:
-    """Fit a model that takes no steps; returns examples/s."""
-    begun = time.perf_counter()
-    model.fit(split, rows, seed)
-    return len(rows) / (time.perf_counter() - begun)
 
 
 def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
@@ -169,13 +206,14 @@ class Training:
     """of the split, to train on"""
     holdout: NDArray[np.int64]
     """of the split, to look at after each epoch"""
-    stepper: Stepper
+    stepper: Stepper | Graphed
+    world: World = ALONE
 
     def __post_init__(self) -> None:
         config = self.config
         self.plan = Plan(self.rows, config.batch_size, config.epochs, config.min_steps, config.seed)
         self.model, self.compute = self.stepper.model, self.stepper.compute
-        self.state = (self.model, self.stepper.optimizer, self.stepper.scaler, self.compute)
+        self.state = (self.model, self.stepper.optimizer, self.stepper.scaler, self.compute, self.world)
         self.pending: list[Tensor] = []  # losses that are still on the device
 
     def go(self) -> tuple[float, float]:
@@ -188,13 +226,12 @@ class Training:
         started, begun = plan.examples(step), time.perf_counter()
         bar = progress.bar("train", plan.examples(plan.steps), "examples", done=started)
 
-        with journal.Journal(self.run, step) as log, _signals() as received, bar as advance:
+        with journal.Journal(self.run, step, keeps=self.world.leads) as log, _signals() as received, bar as advance:
             self.model.train()
-            while step < plan.steps and not received:
+            while step < plan.steps and not self._stopped(received, step):
                 # -- one step ---------------------------------------------------------------------------------------
                 rows = plan.rows(step)
-                batch = self.split.batch(rows).to(self.compute.device)
-                self.pending.append(self.stepper(batch, learning_rate(config, step, plan.steps)))
+                self.pending.append(self.stepper(rows, learning_rate(config, step, plan.steps)))
                 step += 1
 
                 # -- what it says -----------------------------------------------------------------------------------
@@ -206,23 +243,31 @@ class Training:
                 if at == 0 and epoch * REPORTS // plan.epochs > (epoch - 1) * REPORTS // plan.epochs:
                     rate = (plan.examples(step) - started) / (time.perf_counter() - begun)
                     news = f"epoch {epoch} of {plan.epochs}: loss {self._loss(log):.4f}, {rate:,.0f} examples/s"
-                    progress.say(news + self._look(log, step, epoch))
+                    if self.world.leads:
+                        progress.say(news + self._look(log, step, epoch))
 
                 # -- what it leaves ---------------------------------------------------------------------------------
                 if due:
                     self._save(log, step)
-            if received:
+            stopped = step < plan.steps or bool(received)
+            if stopped:
                 self._settle(log, step)
                 self._save(log, step)
             loss, rate = self._loss(log), (plan.examples(step) - started) / (time.perf_counter() - begun)
-        if received:
-            signal.raise_signal(received[0])  # all is safe: now as the caller wants it
+        if stopped:
+            signal.raise_signal(received[0] if received else signal.SIGTERM)  # all is safe: now as the caller wants it
             raise IncompleteError(f"{self.run} stopped at step {step:,} of {plan.steps:,}; run the same command again.")
         return loss, rate
 
+    def _stopped(self, received: list[int], step: int) -> bool:
+        """Whether to stop before this step: all processes at the same one, so they ask each other now and then."""
+        if self.world.size == 1:
+            return bool(received)
+        return step % LOG_EVERY == 0 and self.world.any(bool(received), self.compute.device)
+
     def _settle(self, log: journal.Journal, step: int) -> None:
         """Bring the losses of the last steps to the host and write them; stop where one is not finite."""
-        losses = torch.stack(self.pending).tolist() if self.pending else []
+        losses = self.world.sum(torch.stack(self.pending)).tolist() if self.pending else []
         self.pending.clear()
         for index, loss in enumerate(losses, step - len(losses)):
             if not math.isfinite(loss):
@@ -241,7 +286,8 @@ class Training:
             "broken_parameters": [name for name, p in weights if not bool(p.isfinite().all())],
         }
         path = self.run / f"broken-step-{index + 1:08d}.json"
-        publish_json(path, evidence)
+        if self.world.leads:
+            publish_json(path, evidence)
         raise EweError(
             f"The loss of step {index + 1:,} is not finite (see {path});"
             " train into another --out with a lower --learning-rate, with --clip 1 or --precision fp32."
@@ -267,11 +313,12 @@ class Training:
         checkpoint.save(self.run, step, *self.state)
 
 
-def _circumstances(config: TrainConfig, compute: Compute, meta: Meta) -> dict[str, Any]:
+def _circumstances(config: TrainConfig, compute: Compute, meta: Meta, world: World) -> dict[str, Any]:
     bit_equal = compute.device.type == "cpu" or config.deterministic
     return {
         "training": asdict(config),
         "compute": str(compute),
+        "processes": world.size,
         "resume": "bit-equal" if bit_equal else "exact in data order, random state and step",
         "tensors_sha256": meta.content_sha256("train"),
         "made_up": meta.made_up,

@@ -19,7 +19,7 @@ from ewe.batches import Batch, Meta, Split, held_out
 from ewe.compute import Compute
 from ewe.config import PRESETS, Sizes, TrainConfig, configure
 from ewe.errors import DataError, EweError, UsageError
-from ewe.train import Stepper, learning_rate, train_model
+from ewe.train import Stepper, adamw, learning_rate, train_model
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")
 cuda = pytest.param("cuda", marks=[pytest.mark.cuda, CARD])
@@ -149,8 +149,8 @@ def test_golden_first_step(tensors: Path, device: str):
     model = models.build("bert-ewe", shape).to(device)
     parameters = list(model.parameters())
     before = [p.detach().clone() for p in parameters]
-    batch = Split.open(tensors, "train", Meta.read(tensors)).batch(np.arange(32)).to(compute.device)
-    loss = Stepper(model, config, compute)(batch, config.learning_rate)
+    split = Split.open(tensors, "train", Meta.read(tensors))
+    loss = Stepper(model, config, compute, split)(np.arange(32), config.learning_rate)
     statistics = {
         "loss": float(loss),
         "gradient": norm([p.grad for p in parameters]),
@@ -166,9 +166,8 @@ def test_golden_first_step(tensors: Path, device: str):
 
 def test_decay_spares_biases_and_layer_norm():
     model = models.build("bert-ewe", models.shape("bert-ewe", replace(SIZES, layers=1, width=8), "whitespace"))
-    stepper = Stepper(model, configure("paper"), Compute.choose("cpu"))
+    decayed, spared = adamw(model, configure("paper")).param_groups
     names = {id(p): name for name, p in model.named_parameters()}
-    decayed, spared = stepper.optimizer.param_groups
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.01, 0.0)
     assert all(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in spared["params"])
     assert not any(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in decayed["params"])
@@ -178,8 +177,8 @@ def test_decay_spares_biases_and_layer_norm():
 
 def test_clip_bounds_the_gradient(tensors: Path):
     model = models.build("bert-ewe", models.shape("bert-ewe", replace(SIZES, layers=1, width=8), "whitespace"))
-    batch = Split.open(tensors, "train", Meta.read(tensors)).batch(np.arange(8))
-    Stepper(model, configure("paper", clip=1e-3), Compute.choose("cpu"))(batch, 0.1)
+    split = Split.open(tensors, "train", Meta.read(tensors))
+    Stepper(model, configure("paper", clip=1e-3), Compute.choose("cpu"), split)(np.arange(8), 0.1)
     assert norm([p.grad for p in model.parameters()]) == pytest.approx(1e-3, rel=1e-2)
 
 

@@ -1,0 +1,171 @@
+"""The fast path on a CUDA card: the whole split lies on the card, and one step is one CUDA graph.
+
+What it gains, and why each piece is here:
+- no data loader: ids (N, u, v) are bytes, 3.9 GB at the paper's size, and a step gathers its rows on the card
+- one graph a step (gather, forward, loss, backward, clip, AdamW): at batch 32 a step is otherwise bound by the
+  launching of its thousand and more kernels
+- torch.compile fuses what lies between the matrix products
+- labels are a rectangle of positives, padded with L, so that every step has the same shapes; no dense target
+
+The arithmetic is the plain path's (tests); an epoch's last, smaller step runs without the graph.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad, softplus
+
+from ewe import progress
+from ewe.batches import Split
+from ewe.compute import Compute
+from ewe.config import TrainConfig
+
+ROOM = 0.5  # of the card's free memory, for the split
+WARM_UP = 3  # steps before the capture: cuBLAS and the allocator settle
+BLOCK = 1 << 16  # rows that go to the card at a time
+
+
+class Resident:
+    """A split's rows on a device: ids (N, u, v) or (N, n), and columns (N, K), its labels padded with L."""
+
+    def __init__(self, split: Split, labels: int, device: torch.device) -> None:
+        N = len(split)
+        counts = np.diff(split.indptr)
+        width = max(int(counts.max(initial=0)), 1)
+        self.ids = torch.empty(split.ids.shape, dtype=_dtype(split), device=device)
+        self.columns = torch.empty((N, width), dtype=torch.int32, device=device)
+        for start in range(0, N, BLOCK):
+            rows = np.arange(start, min(start + BLOCK, N))
+            batch = split.batch(rows)
+            self.ids[start : start + len(rows)] = batch.ids.to(device)
+            block = np.full((len(rows), width), labels, np.int32)
+            at, columns = batch.rows.numpy(), batch.columns.numpy()
+            place = np.arange(len(at)) - np.searchsorted(at, at)
+            block[at, place] = columns
+            self.columns[start : start + len(rows)] = torch.from_numpy(block).to(device)
+
+    @staticmethod
+    def size(split: Split) -> int:
+        """Bytes that the split would take."""
+        counts = np.diff(split.indptr)
+        each = int(np.prod(split.ids.shape[1:])) * _dtype(split).itemsize
+        return len(split) * (each + 4 * max(int(counts.max(initial=0)), 1))
+
+
+def _dtype(split: Split) -> torch.dtype:
+    return torch.uint8 if split.ids.dtype == np.uint8 else torch.int64
+
+
+def fits(config: TrainConfig, compute: Compute, split: Split, reads: str) -> bool:
+    """Whether the fast path can serve this training; what keeps it from it is said."""
+    if compute.device.type != "cuda" or config.plain:
+        return False
+    reason = ""
+    if config.deterministic or compute.precision == "fp16":
+        reason = "--deterministic and fp16 take the plain path"
+    elif reads == "words":
+        reason = "models that read words take the plain path"
+    elif Resident.size(split) > ROOM * torch.cuda.mem_get_info(compute.device)[0]:
+        reason = "the tensors take more than half of the card's free memory"
+    if reason:
+        progress.say(f"Without the fast path: {reason}.")
+    return not reason
+
+
+def cross_entropy(logits: Tensor, columns: Tensor) -> Tensor:
+    """`metrics.cross_entropy` from padded positives: columns (B, K), L where there is none."""
+    z = logits.float()
+    return (softplus(z).sum() - pad(z, (0, 1)).gather(1, columns.long()).sum()) / z.numel()
+
+
+class Graphed:
+    """One optimisation step, captured once and replayed; equal to `train.Stepper`'s.
+
+    Args:
+        model: on the device, its weights as they are to start from.
+        optimizer: AdamW over it, capturable, its learning rate a tensor; its moments as they are to start from.
+        config: of the training.
+        compute: device and precision; on a CPU nothing is captured or compiled (for tests).
+        data: the rows.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, compute: Compute, data: Resident
+    ) -> None:
+        self.model, self.optimizer, self.clip, self.compute, self.data = model, optimizer, config.clip, compute, data
+        self.rows = torch.zeros(config.batch_size, dtype=torch.int64, device=compute.device)
+        self.scaler = torch.amp.GradScaler(compute.device.type, enabled=False)  # fp16 takes the plain path
+        self.on_card = compute.device.type == "cuda"
+        self._loss: Any = torch.compile(self._loss_of, dynamic=False) if self.on_card and _compiles() else self._loss_of
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._output = torch.zeros(())
+
+    def _loss_of(self, ids: Tensor, columns: Tensor) -> Tensor:
+        with self.compute.autocast():
+            logits = self.model(ids)
+        return cross_entropy(logits, columns)
+
+    def _step(self, rows: Tensor) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss: Tensor = self._loss(self.data.ids[rows], self.data.columns[rows])
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.optimizer.step()
+        return loss.detach()
+
+    def __call__(self, rows: NDArray[np.int64], learning_rate: float) -> Tensor:
+        """Learn from these rows of the split; returns the loss, still on the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"].fill_(learning_rate)
+        at = torch.from_numpy(rows)
+        if not self.on_card or len(rows) != len(self.rows):
+            return self._step(at.to(self.compute.device))
+        self.rows.copy_(at.pin_memory(), non_blocking=True)
+        if self._graph is None:
+            self._capture()
+        self._graph.replay()  # type: ignore[union-attr]
+        return self._output.clone()  # the next replay writes over it
+
+    def _capture(self) -> None:
+        """Warm up on copies of all state, put it back, and record the step."""
+        device = self.compute.device
+        random = torch.cuda.get_rng_state(device)
+        weights = [p.detach().clone() for p in self.model.parameters()]
+        moments = {
+            p: {name: value.clone() for name, value in state.items()} for p, state in self.optimizer.state.items()
+        }
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                self._step(self.rows)
+        torch.cuda.current_stream(device).wait_stream(stream)
+        with torch.no_grad():
+            for p, before in zip(self.model.parameters(), weights, strict=True):
+                p.copy_(before)
+            for weight, state in self.optimizer.state.items():
+                for name, value in state.items():
+                    value.copy_(moments[weight][name] if weight in moments else torch.zeros_like(value))
+        torch.cuda.set_rng_state(random, device)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = self._step(self.rows)
+        torch.cuda.set_rng_state(random, device)
+
+
+def _compiles() -> bool:
+    """Whether torch.compile has what it needs: Triton, and a C compiler for its launchers."""
+    found = importlib.util.find_spec("triton") and (os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc"))
+    if not found:
+        progress.say("Without torch.compile, which needs Triton and a C compiler: slower.")
+    return bool(found)
