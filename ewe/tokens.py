@@ -7,7 +7,8 @@ letters (ewe/elements.py). `tokenizers` does WordPiece and is imported only wher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ MOST_IDS = 1 << 16  # tokens are stored as uint16
 LEAST_IDS = 100
 ALPHABET = 1000  # different letters at most; rarer ones become [UNK], as in BERT
 LEAST_COUNT = 2  # of a piece in the sample
+MOST_KEPT = 1 << 22  # letters of words whose tokens are remembered: some 100 MB with them
 
 
 # -- WordPiece --------------------------------------------------------------------------------------------------------
@@ -67,7 +69,9 @@ class WordPiece:
         self.size = max(vocabulary.values()) + 1
         if self.size > MOST_IDS:
             raise ValueError(f"has ids up to {self.size - 1:,}, more than uint16 holds")
-        self._cls, self._sep = vocabulary["[CLS]"], vocabulary["[SEP]"]
+        self._cls, self._sep, self._unk = (vocabulary[token] for token in ("[CLS]", "[SEP]", "[UNK]"))
+        self._known: dict[str, list[int]] = {}
+        self._kept = 0
         self._tokenizer = Tokenizer(models.WordPiece(dict(vocabulary), **{"unk_token": "[UNK]", **(model or {})}))
         self._tokenizer.normalizer = normalizers.BertNormalizer(**(normalizer or {}))
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -157,18 +161,26 @@ class WordPiece:
             lengths[:] = measure(data, offsets)
         ends = np.empty(N, np.int64)
         _prefixes(frozen(data), frozen(offsets), u - 1, ends)  # one token more than fits tells what is cut
-        texts = slices(data, offsets[:-1], ends)
         out.fill(PAD)
         materials = rows_cut = 0
-        for row, encoding in zip(out, self._tokenizer.encode_batch_fast(texts, add_special_tokens=False), strict=True):
-            ids = encoding.ids
+        for row, ids in zip(out, self._tokens(slices(data, offsets[:-1], ends)), strict=True):
             kept = min(len(ids), u - 2)
-            row[0] = self._cls
-            row[1 : kept + 1] = ids[:kept]
-            row[kept + 1] = self._sep
+            row[: kept + 2] = [self._cls, *ids[:kept], self._sep]
             materials += kept
             rows_cut += len(ids) > kept
-        return Counts(materials, int((out == self._tokenizer.token_to_id("[UNK]")).sum()), rows_cut)
+        return Counts(materials, int((out == self._unk).sum()), rows_cut)
+
+    def _tokens(self, texts: list[str]) -> Iterator[list[int]]:
+        """The ids of each text; a word's are asked for once, as nothing about them depends on its neighbours."""
+        rows = [text.split(" ") for text in texts]
+        if self._kept > MOST_KEPT:
+            self._known, self._kept = {}, 0
+        known = self._known  # other threads may add to it, or start another
+        new = list(set(chain.from_iterable(rows)) - known.keys())
+        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        known.update(zip(new, (each.ids for each in encoded), strict=True))
+        self._kept += sum(map(len, new))
+        return (list(chain.from_iterable(map(known.__getitem__, words))) for words in rows)
 
 
 def check_size(size: int) -> None:
