@@ -195,7 +195,7 @@ class Encoder(nn.Module):
 class Bert(nn.Module, Hub):
     """The encoder over any embedding of B texts as (B, n, w), its pooler and its multilabel head."""
 
-    def __init__(self, config: Config, embedding: nn.Module) -> None:
+    def __init__(self, config: Config, embedding: ElementwiseEmbedding | TokenEmbedding) -> None:
         super().__init__()
         self.config = config
         self.embedding = embedding

@@ -127,6 +127,12 @@ class ElementwiseEmbedding(nn.Module):
         e = sum(a[..., k, None] * window for k, window in enumerate(windows))
         return (e * (ids != 0).flatten(-2)[..., None]).view(*ids.shape, self.c)
 
+    def table_sizes(self) -> dict[str, int]:
+        """Parameters by what they are for: elements, focus (g and f), and gradient (s) where there is one."""
+        focus = sum(table.numel() for table in (self.letters, self.words) if table is not None)
+        gradient = {} if self.s is None else {"gradient": self.s.numel()}
+        return {"elements": self.elements.numel(), "focus": focus, **gradient}
+
     def extra_repr(self) -> str:
         """The shape's letters, for print(model)."""
         options = f"focus={self.words is not None}, gradient={self.s is not None}"
@@ -173,3 +179,7 @@ class TokenEmbedding(nn.Module):
         if n > len(self.positions):
             raise ValueError(f"{n} tokens are more than the embedding's {len(self.positions)} positions.")
         return nn.functional.embedding(ids.long(), self.tokens, padding_idx=0) + (self.positions[:n] + self.types[0])
+
+    def table_sizes(self) -> dict[str, int]:
+        """Parameters of the token table, which is what Table 1 counts."""
+        return {"tokens": self.tokens.numel()}

@@ -282,13 +282,11 @@ class AlbertOrig(System):
 
     def __init__(self, config: AlbertOrigConfig) -> None:
         super().__init__(config, AlbertForSequenceClassification(config.parent()))
-        _settle(self.embedding)
+        _settle(self.parent.albert.embeddings)
 
-    @property
-    def embedding(self) -> nn.Module:
-        """The parent's own tables, LayerNorm included."""
-        embedding: nn.Module = self.parent.albert.embeddings
-        return embedding
+    def table_sizes(self) -> dict[str, int]:
+        """Parameters of the token table, which is what Table 1 counts."""
+        return {"tokens": self.parent.albert.embeddings.word_embeddings.weight.numel()}
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, L) of the labels; tokens of id 0 are padding."""
@@ -349,28 +347,17 @@ class CanineOrig(Canine):
 
     def __init__(self, config: CanineOrigConfig) -> None:
         super().__init__(config, CanineForSequenceClassification(config.parent()))
-        _settle(self.embedding)
-
-    @property
-    def embedding(self) -> nn.Module:
-        """The parent's own tables, LayerNorm included."""
-        embedding: nn.Module = self.parent.canine.char_embeddings
-        return embedding
+        _settle(self.parent.canine.char_embeddings)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits (B, L) of the labels; code points of 0 are padding."""
         ids = self.whole(ids).long()
-        return self.logits(self.embedding(input_ids=ids), visible(ids))
+        return self.logits(self.parent.canine.char_embeddings(input_ids=ids), visible(ids))
 
 
 def _settle(embeddings: nn.Module) -> None:
     """Give buffers their values on the meta device too: a state dict lacks them, so that loading would not."""
     for name, buffer in list(embeddings.named_buffers()):
         if buffer.is_meta:
-            n = buffer.shape[-1]
-            values = (
-                torch.arange(n, device="cpu")
-                if name == "position_ids"
-                else torch.zeros(n, dtype=torch.long, device="cpu")
-            )
-            setattr(embeddings, name, values[None])
+            values = torch.arange(buffer.shape[-1], device="cpu")[None]
+            setattr(embeddings, name, values if name == "position_ids" else torch.zeros_like(values))

@@ -140,7 +140,8 @@ def test_table_1_parameters():
         model = EweBert(BertConfig())
         without = EweBert(BertConfig(focus=False))
     assert sum(p.numel() for p in model.parameters()) == 86_876_720
-    assert sum(p.numel() for p in model.embedding.parameters()) == 12_288 + 196_608
+    assert model.embedding.table_sizes() == {"elements": 12_288, "focus": 196_608}
+    assert without.embedding.table_sizes() == {"elements": 12_288, "focus": 0}
     assert sum(p.numel() for p in without.parameters()) == 86_876_720 - 196_608
 
 
@@ -190,7 +191,7 @@ def test_table_1_parameters_of_the_parent():
     with torch.device("meta"):
         model = OrigBert(OrigBertConfig())
     assert sum(p.numel() for p in model.parameters()) == 110_503_472
-    assert model.embedding.tokens.numel() == 23_440_896
+    assert model.embedding.table_sizes() == {"tokens": 23_440_896}
 
 
 def test_gradient_variant():
@@ -198,7 +199,8 @@ def test_gradient_variant():
     assert (config.c, config.heads, config.focus, config.gradient) == (96, 8, False, True)
     with torch.device("meta"):
         model = EweBert(config)
-    assert {name: p.numel() for name, p in model.embedding.named_parameters()} == {"elements": 24_576, "s": 96}
+    assert model.embedding.table_sizes() == {"elements": 24_576, "focus": 0, "gradient": 96}
+    assert sum(p.numel() for p in model.embedding.parameters()) == 24_576 + 96
     small = noisy(EweBert(BertConfig(u=12, v=4, c=6, layers=1, heads=4, labels=10, gradient=True, focus=False))).eval()
     ids = draw_ids(2, 12, 4, [5, 0])
     torch.testing.assert_close(small(ids), small(ids[:, :5]), rtol=1e-5, atol=1e-5)
