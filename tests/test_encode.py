@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets_made import make_dataset, some_patents
 
-from ewe import elements, store
+from ewe import elements, store, tokens
 from ewe.errors import DataError, EweError, IncompleteError, UsageError
-from ewe.pipeline import encode, labelled, schema
+from ewe.pipeline import dedup, encode, labelled, schema
+from ewe.pipeline.dedup import dedup_folder
 from ewe.pipeline.encode import GrowingArray, encode_folder
 from ewe.store import Store, read_json, read_manifest, sha256_json
 
@@ -69,7 +71,7 @@ def write_dataset(
     **facts: Any,
 ) -> Path:
     """A dataset folder as relabel lays it out, train's rows in several shards."""
-    with Store(folder, "dataset", {"splits": SPLITS}) as out:
+    with Store(folder, "dataset", {"splits": SPLITS, "max_claims": 20}) as out:
         for config, rows in (("relabeled", relabeled), ("no_first", no_first)):
             for split in SPLITS:
                 mine = [row for row in rows if row["split"] == split]
@@ -87,7 +89,18 @@ def write_dataset(
     return folder
 
 
-def expected(rows: list[dict[str, Any]], labels: str, u: int, v: int, tokenizer: str) -> dict[str, np.ndarray]:
+def slow_ids(folder: Path, texts: list[str], u: int, v: int | None, tokenizer: str) -> dict[str, np.ndarray]:
+    """The file of ids, by what tests of elements and tokens have proved."""
+    if tokenizer == "wordpiece":
+        return {"tokens": tokens.WordPiece.load(folder / "tokenizer.json").encode(texts, u)}
+    if tokenizer == "codepoints":
+        return {"codepoints": tokens.codepoints(texts, u)}
+    return {"bytes": elements.encode(texts, u, v or 16, tokenizer)}
+
+
+def expected(
+    folder: Path, rows: list[dict[str, Any]], labels: str, u: int, v: int | None, tokenizer: str
+) -> dict[str, np.ndarray]:
     """The six files of a split, made of Python objects."""
     sets = [sorted(set(row[labels])) for row in rows]
     kept = []
@@ -97,7 +110,7 @@ def expected(rows: list[dict[str, Any]], labels: str, u: int, v: int, tokenizer:
         full = len(row["text"].replace("\0", "").split()) > 512
         kept.append((row["text"][: words[511]] if full else row["text"]).encode())
     return {
-        "bytes": elements.encode([row["text"] for row in rows], u, v, tokenizer),
+        **slow_ids(folder, [row["text"] for row in rows], u, v, tokenizer),
         "labels.indptr": np.cumsum([0, *map(len, sets)]).astype(np.int64),
         "labels.indices": np.array([label for row in sets for label in row], np.uint16),
         "ids": np.array([row["publication_number"].encode() for row in rows]) if rows else np.empty(0, "S1"),
@@ -115,7 +128,14 @@ def assert_split(folder: Path, split: str, wanted: dict[str, np.ndarray]) -> Non
 
 @pytest.mark.parametrize("labels", ["position", "unordered"])
 @pytest.mark.parametrize(
-    ("words", "letters", "tokenizer"), [(128, 16, "whitespace"), (5, 3, "whitespace"), (9, 8, "bytes")]
+    ("words", "letters", "tokenizer"),
+    [
+        (128, None, "whitespace"),
+        (5, 3, "whitespace"),
+        (9, 8, "bytes"),
+        (128, None, "wordpiece"),
+        (128, None, "codepoints"),
+    ],
 )
 def test_a_dataset_becomes_tensors(tmp_path, words, letters, tokenizer, labels):
     dataset = write_dataset(tmp_path / "dataset", made_up=True)
@@ -129,18 +149,38 @@ def test_a_dataset_becomes_tensors(tmp_path, words, letters, tokenizer, labels):
     for split in SPLITS:
         rows = [row for row in everything if row["split"] == split]
         assert summary["rows"][split] == len(rows)
-        assert_split(tmp_path / "tensors", split, expected(rows, column, words, letters, tokenizer))
+        assert_split(
+            tmp_path / "tensors", split, expected(tmp_path / "tensors", rows, column, words, letters, tokenizer)
+        )
     meta = read_json(tmp_path / "tensors" / "meta.json")
+    assert meta["splits"] == {
+        split: {
+            "rows": len(rows),
+            "labels": sum(len(set(row[column])) for row in rows),
+            "labels_left_out": 0,
+            "leaks_dropped": 0,
+        }
+        for split in SPLITS
+        for rows in [[row for row in everything if row["split"] == split]]
+    }
     assert list(meta["splits"]) == list(SPLITS)
-    assert {split: part["rows"] for split, part in meta["splits"].items()} == summary["rows"]
-    assert [meta[key] for key in ("u", "v", "tokenizer", "label_names", "labels_sha256", "made_up")] == [
+    letters_a_material = (letters or 16) if tokenizer in ("whitespace", "bytes") else 1
+    keys = ("u", "v", "tokenizer", "label_names", "labels_sha256", "max_claims", "made_up")
+    assert [meta[key] for key in keys] == [
         words,
-        letters,
+        letters_a_material,
         tokenizer,
         names,
         sha256_json(names),
+        20,
         True,
     ]
+    if tokenizer == "wordpiece":
+        pieces = tokens.WordPiece.load(tmp_path / "tensors" / "tokenizer.json")
+        assert meta["vocabulary"] == summary["vocabulary"] == pieces.size
+    else:
+        assert meta["vocabulary"] == (0x110000 if tokenizer == "codepoints" else 256)
+        assert "vocabulary" not in summary
     assert summary["made_up"] is True
     assert summary["labels"] == len(names)
     assert store.verify(tmp_path / "tensors")["bytes"] == summary["bytes"]
@@ -153,6 +193,40 @@ def test_the_summary_says_what_was_cut(tmp_path):
     kept = [word for row in words for word in row[:4]]
     assert summary["words_cut"] == round(sum(len(word.encode()) > 8 for word in kept) / len(kept), 6)
     assert summary["texts_cut"] == 2 / 5
+
+
+def test_the_summary_says_which_tokens_are_unknown(tmp_path):
+    rows = [patent(7000001, "train", "ab " * 9, [0], [0]), patent(10000002, "test", "ab ξ ab ab", [0], [0])]
+
+    summary = encode_folder(
+        write_dataset(tmp_path / "dataset", rows, []), tmp_path / "tensors", words=6, tokenizer="wordpiece"
+    )
+
+    assert (summary["unknown_tokens"], summary["texts_cut"]) == (1 / 8, 1 / 2)
+    assert "words_cut" not in summary
+
+
+@pytest.mark.parametrize(("labels", "left_out"), [("position", 3), ("unordered", 5)])
+def test_labels_that_train_does_not_know_are_counted(tmp_path, labels, left_out, capsys):
+    relabeled = [
+        *RELABELED,
+        patent(10000006, "test", "a", [0, 4], [0, 1], ("Y02E", "Z99Z")),
+        patent(10000007, "test", "b", [1], [1], ("Y02E",)),
+    ]
+    no_first = [*NO_FIRST, patent(10000008, "test", "c", None, [1], ("Y02E", "H99Z"))]
+
+    summary = encode_folder(
+        write_dataset(tmp_path / "dataset", relabeled, no_first), tmp_path / "tensors", labels=labels
+    )
+
+    meta = read_json(tmp_path / "tensors" / "meta.json")
+    assert {split: part["labels_left_out"] for split, part in meta["splits"].items()} == {
+        "train": 0,
+        "test-a": 0,
+        "test": left_out,
+    }
+    assert summary["labels_left_out"] == left_out
+    assert f"{left_out} in test" in capsys.readouterr().err
 
 
 def test_an_empty_split_can_be_mapped(tmp_path):
@@ -177,7 +251,7 @@ def test_batches_and_threads_change_nothing(tmp_path, monkeypatch):
 
     whole, small = (read_manifest(tmp_path / name, "tensors")["files"] for name in ("whole", "small"))
     assert whole == small
-    assert_split(tmp_path / "small", "train", expected(rows, "labels", 16, 16, "whitespace"))
+    assert_split(tmp_path / "small", "train", expected(tmp_path, rows, "labels", 16, 16, "whitespace"))
 
 
 # -- anyone's own files ----------------------------------------------------------------------------------------------
@@ -206,6 +280,8 @@ def test_own_texts_become_tensors(tmp_path, name, capsys):
     meta = read_json(tmp_path / "tensors" / "meta.json")
     assert meta["label_names"] == ["a", "b", "c"]
     assert meta["labels_sha256"] == sha256_json(["a", "b", "c"])
+    assert meta["max_claims"] is None
+    assert meta["splits"]["dev"]["labels_left_out"] == 2
     assert summary["rows"] == {"train": 2, "dev": 3}
     assert summary["labels_left_out"] == 2
     assert "2 in dev" in capsys.readouterr().err
@@ -219,7 +295,7 @@ def test_own_texts_become_tensors(tmp_path, name, capsys):
             for row in TABLE
             if row["split"] == split
         ]
-        assert_split(tmp_path / "tensors", split, expected(rows, "labels", 6, 4, "whitespace"))
+        assert_split(tmp_path / "tensors", split, expected(tmp_path, rows, "labels", 6, 4, "whitespace"))
 
 
 @pytest.mark.parametrize("name", ["own.parquet", "own.jsonl"])
@@ -401,11 +477,25 @@ def test_a_dataset_with_labels_it_does_not_know(tmp_path, bad):
 
 
 @pytest.mark.parametrize(
-    "options", [{"words": 2}, {"letters": 0}, {"tokenizer": "sentencepiece"}], ids=["words", "letters", "tokenizer"]
+    ("options", "message"),
+    [
+        ({"words": 2}, "2 materials"),
+        ({"words": 2, "tokenizer": "codepoints"}, "2 materials"),
+        ({"letters": 0}, "0 letters"),
+        ({"letters": 16, "tokenizer": "codepoints"}, "--letters is for"),
+        ({"letters": 16, "tokenizer": "wordpiece"}, "--letters is for"),
+        ({"tokenizer": "sentencepiece"}, "no tokenizer 'sentencepiece'"),
+        ({"vocabulary": 1000}, "--vocabulary is for"),
+        ({"vocabulary": 0, "tokenizer": "wordpiece"}, "vocabulary of 0"),
+        ({"vocabulary": 65_537, "tokenizer": "wordpiece"}, "vocabulary of 65,537"),
+        ({"vocabulary": Path("none.txt"), "tokenizer": "wordpiece"}, "none.txt does not exist"),
+    ],
 )
-def test_usage(tmp_path, options):
-    with pytest.raises(UsageError):
+def test_usage(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
         encode_folder(write_dataset(tmp_path / "dataset"), tmp_path / "tensors", **options)
+
+    assert not (tmp_path / "tensors").exists()
 
 
 def test_unordered_labels_are_a_dataset_s(tmp_path):
@@ -445,10 +535,11 @@ def test_finished_work_is_left_alone(tmp_path, monkeypatch, capsys):
     assert "finished already" in capsys.readouterr().err
 
 
-def test_interrupted_work_goes_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tokenizer", ["whitespace", "wordpiece"])
+def test_interrupted_work_goes_on(tmp_path, monkeypatch, tokenizer):
     """Killed within a split, between two files' publication and between two splits."""
     dataset = write_dataset(tmp_path / "dataset")
-    encode_folder(dataset, tmp_path / "whole")
+    encode_folder(dataset, tmp_path / "whole", tokenizer=tokenizer)
     wanted = contents(tmp_path / "whole")
     writes: list[str] = []
     record = Store.record
@@ -459,18 +550,18 @@ def test_interrupted_work_goes_on(tmp_path, monkeypatch):
         writes.append(name)
         record(self, name, facts)
 
-    for dead in (0, 3, 6, 10, 18):
+    for dead in (0, 1, 3, 6, 10, 18):
         writes.clear()
         out = tmp_path / str(dead)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "record", die)
             with pytest.raises(KeyboardInterrupt):
-                encode_folder(dataset, out)
+                encode_folder(dataset, out, tokenizer=tokenizer)
         if (out / "manifest.json").is_file():
             with pytest.raises(IncompleteError):
                 read_manifest(out, "tensors")
 
-        encode_folder(dataset, out)
+        encode_folder(dataset, out, tokenizer=tokenizer)
 
         assert contents(out) == wanted
 
@@ -499,7 +590,9 @@ def test_finished_splits_are_not_encoded_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"words": 64}, {"letters": 8}, {"tokenizer": "bytes"}, {"labels": "unordered"}], ids=str
+    "options",
+    [{"words": 64}, {"letters": 8}, {"tokenizer": "bytes"}, {"tokenizer": "codepoints"}, {"labels": "unordered"}],
+    ids=str,
 )
 def test_another_configuration_is_refused(tmp_path, options):
     dataset = write_dataset(tmp_path / "dataset")
@@ -514,6 +607,155 @@ def test_another_source_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="source was"):
         encode_folder(write_dataset(tmp_path / "other", RELABELED[:1]), tmp_path / "tensors")
+
+
+# -- vocabularies ----------------------------------------------------------------------------------------------------
+
+
+def vocabulary_of(tensors: Path) -> dict[str, int]:
+    return json.loads((tensors / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+
+
+def test_a_vocabulary_is_learned_from_train_alone(tmp_path):
+    rows = [patent(7000001, "train", "plough plough", [0], [0]), patent(10000002, "test", "weaving weaving", [0], [0])]
+
+    encode_folder(write_dataset(tmp_path / "dataset", rows, []), tmp_path / "tensors", tokenizer="wordpiece")
+
+    vocabulary = vocabulary_of(tmp_path / "tensors")
+    assert "plough" in vocabulary
+    assert not set("weavin") & set(vocabulary)
+
+
+def test_a_large_split_is_sampled_evenly(tmp_path, monkeypatch):
+    monkeypatch.setattr(encode, "SAMPLE", 4)
+    monkeypatch.setattr(encode, "MOST_ROWS", 3)
+    seen = []
+    train = tokens.WordPiece.train
+    monkeypatch.setattr(tokens.WordPiece, "train", lambda texts, size: seen.extend(texts) or train(texts, size))
+    rows = [{"text": f"row{n} " + "b " * 600, "label_names": ["x"]} for n in range(10)]
+
+    encode_folder(write_table(tmp_path / "own.jsonl", rows), tmp_path / "tensors", tokenizer="wordpiece")
+
+    assert [text.split()[0] for text in seen] == ["row2", "row4", "row7", "row9"]
+    assert {len(text.split()) for text in seen} == {512}
+
+
+def test_a_vocabulary_of_one_s_own(tmp_path):
+    dataset = write_dataset(tmp_path / "dataset")
+    pieces = [*tokens.SPECIAL, "a", "net", "##work", "of"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    how = {"tokenizer": "wordpiece", "words": 6}
+
+    summary = encode_folder(dataset, tmp_path / "tensors", vocabulary=tmp_path / "vocab.txt", **how)
+
+    assert summary["vocabulary"] == 9
+    assert np.load(tmp_path / "tensors" / "test.tokens.npy").tolist() == [[2, 5, 6, 7, 8, 3]]
+    encode_folder(dataset, tmp_path / "again", vocabulary=tmp_path / "tensors" / "tokenizer.json", **how)
+    for name in ("tokenizer.json", "train.tokens.npy", "test.tokens.npy"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "tensors" / name).read_bytes()
+    (tmp_path / "vocab.txt").write_text("\n".join([*pieces, "more"]))
+    for other in (tmp_path / "vocab.txt", 500, None):
+        with pytest.raises(DataError, match="vocabulary was 'sha256"):
+            encode_folder(dataset, tmp_path / "tensors", vocabulary=other, **how)
+
+
+def test_a_vocabulary_that_is_none_leaves_nothing_behind(tmp_path):
+    (tmp_path / "vocab.txt").write_text("a\nb\n")
+
+    with pytest.raises(DataError, match=r"vocab\.txt has no \[PAD\]"):
+        encode_folder(
+            write_dataset(tmp_path / "dataset"),
+            tmp_path / "tensors",
+            tokenizer="wordpiece",
+            vocabulary=tmp_path / "vocab.txt",
+        )
+
+    assert not (tmp_path / "tensors").exists()
+
+
+def test_without_tokenizers_the_command_names_the_extra(tmp_path):
+    dataset = write_dataset(tmp_path / "dataset")
+    call = ["encode", str(dataset), "--out", str(tmp_path / "tensors"), "--tokenizer", "wordpiece"]
+    code = f"import sys; sys.modules['tokenizers'] = None; from ewe.cli import data; data({call})"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == UsageError.exit_code
+    assert "error: This needs tokenizers; run: pip install 'ewe-patents[models]'." in done.stderr
+    assert not (tmp_path / "tensors").exists()
+
+
+# -- leaks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deduped(tmp_path_factory) -> Path:
+    dataset = make_dataset(tmp_path_factory.mktemp("leaks"), some_patents())
+    dedup_folder(dataset)
+    return dataset
+
+
+@pytest.mark.parametrize("labels", ["position", "unordered"])
+def test_leaking_test_rows_are_left_out(tmp_path, deduped, labels):
+    configs = ["relabeled"] if labels == "position" else ["relabeled", "no_first"]
+    rows = {config: pq.read_table(deduped / config).to_pylist() for config in ("relabeled", "no_first")}
+    train = {row["text"].lower() for config in rows for row in rows[config] if row["split"] == "train"}
+    copies = {  # this dataset's near-copies are exact ones
+        split: {
+            row["publication_number"]
+            for config in configs
+            for row in rows[config]
+            if row["split"] == split != "train" and row["text"].lower() in train
+        }
+        for split in ("train", "test_2015a", "test_2015b")
+    }
+    assert copies["test_2015b"]
+
+    summary = encode_folder(deduped, tmp_path / "clean", labels=labels, drop_leaks=True, words=20)
+    whole = encode_folder(deduped, tmp_path / "whole", labels=labels, words=20)
+
+    meta = read_json(tmp_path / "clean" / "meta.json")
+    for split, copied in copies.items():
+        all_ids, kept_ids = (np.load(tmp_path / each / f"{split}.ids.npy") for each in ("whole", "clean"))
+        keep = np.array([each.decode() not in copied for each in all_ids.tolist()], np.bool_)
+        assert kept_ids.tolist() == all_ids[keep].tolist()
+        assert meta["splits"][split]["leaks_dropped"] == len(copied) == int((~keep).sum())
+        all_letters, letters = (np.load(tmp_path / each / f"{split}.bytes.npy") for each in ("whole", "clean"))
+        np.testing.assert_array_equal(letters, all_letters[keep])
+    assert summary["leaks_dropped"] == {split: len(copies[split]) for split in ("test_2015a", "test_2015b")}
+    assert "leaks_dropped" not in whole
+
+
+def test_with_and_without_leaks_do_not_mix(tmp_path, deduped):
+    encode_folder(deduped, tmp_path / "whole", words=20)
+    encode_folder(deduped, tmp_path / "clean", words=20, drop_leaks=True)
+
+    with pytest.raises(DataError, match="drop_leaks was None and is now"):
+        encode_folder(deduped, tmp_path / "whole", words=20, drop_leaks=True)
+    with pytest.raises(DataError, match="drop_leaks was '"):
+        encode_folder(deduped, tmp_path / "clean", words=20)
+
+
+def test_a_split_may_leak_as_a_whole(tmp_path, monkeypatch):
+    dataset = write_dataset(tmp_path / "dataset")
+    (dataset / "duplicates").mkdir()
+    monkeypatch.setattr(dedup, "read_duplicates", lambda _: {"files": {"groups.parquet": {"sha256": "0"}}})
+    monkeypatch.setattr(dedup, "leaking", lambda _: {"US-10000005-B2"})
+
+    summary = encode_folder(dataset, tmp_path / "tensors", drop_leaks=True)
+
+    assert summary["rows"] == {"train": 4, "test-a": 0, "test": 0}
+    assert summary["leaks_dropped"] == {"test-a": 0, "test": 1}
+    assert np.load(tmp_path / "tensors" / "test.bytes.npy").shape == (0, 128, 16)
+
+
+def test_leaks_must_be_known(tmp_path):
+    with pytest.raises(DataError, match=r"run ewe-data dedup .*dataset first"):
+        encode_folder(write_dataset(tmp_path / "dataset"), tmp_path / "tensors", drop_leaks=True)
+    with pytest.raises(UsageError, match="leave --drop-leaks out"):
+        encode_folder(write_table(tmp_path / "own.parquet", TABLE), tmp_path / "tensors", drop_leaks=True)
+
+    assert not (tmp_path / "tensors").exists()
 
 
 # -- the format ------------------------------------------------------------------------------------------------------
@@ -536,6 +778,7 @@ def test_a_growing_array_is_what_numpy_saves(tmp_path, rows, dtype, tail):
 
 
 def test_encode_needs_neither_torch_nor_polars():
-    code = "import sys, ewe.pipeline.encode; print([m for m in ('torch', 'polars', 'duckdb') if m in sys.modules])"
+    heavy = "('torch', 'polars', 'duckdb', 'tokenizers')"
+    code = f"import sys, ewe.pipeline.encode; print([m for m in {heavy} if m in sys.modules])"
 
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
