@@ -171,9 +171,10 @@ def test_gradient_of_large_scores_is_finite_and_a_choice():
     torch.testing.assert_close(found[:, 0, 0], largest)
 
 
-def test_gradient_ignores_the_padding_behind():
-    embedding = ElementwiseEmbedding(6, 4, 3, gradient=True)
-    ids = draw_ids((2, 6, 4)) + 1
+@pytest.mark.parametrize("device", ["cpu", cuda])
+def test_gradient_ignores_the_padding_behind(device: str):
+    embedding = ElementwiseEmbedding(6, 4, 3, gradient=True).to(device)
+    ids = draw_ids((2, 6, 4)).to(device) + 1
     ids[:, 4:] = 0
     torch.testing.assert_close(embedding(ids)[:, :4], embedding(ids[:, :4]))
     assert {name: p.numel() for name, p in embedding.named_parameters() if name == "s"} == {"s": 3}
