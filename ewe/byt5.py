@@ -1,7 +1,7 @@
 """ByT5's encoder over raw bytes, its tokens merged on the way: by attention, at random or at spaces, or not.
 
-The blocks are those of `transformers`; ours is the merge of Tanaka, Sudoh and Nakamura (*Merging tokens by ByT5's
-attention*, in Japanese), after block 2 of 18 by default:
+The blocks are those of `transformers` (5.15 or later, whose T5 has fused attention); ours is the merge of Tanaka,
+Sudoh and Nakamura (*Merging tokens by ByT5's attention*, in Japanese), after block 2 of 18 by default:
 
 - attention: Sig(c), the attention that byte c gets, mean over heads and then over queries; the k bytes of highest
   Sig, k = L/5 of a row's L bytes, each start a segment, which runs to before the next one
@@ -250,6 +250,10 @@ class ByT5(Hub, nn.Module):
         self.head = nn.Linear(config.width, config.labels)
         nn.init.normal_(self.head.weight, std=config.width**-0.5)  # as T5's own head for classes
         nn.init.zeros_(self.head.bias)
+
+    def table_sizes(self) -> dict[str, int]:
+        """Parameters of the table of bytes."""
+        return {"tokens": self.encoder.embed_tokens.weight.numel()}
 
     def prepare(self, _split: Split, _rows: NDArray[Any], _seed: int) -> None:
         """Start from the pretrained checkpoint, where one is chosen; both tables of relative positions are its own.

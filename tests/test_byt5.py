@@ -326,6 +326,7 @@ def test_eighteen_layers_of_1536_are_byt5_base():
         model = ByT5(config)
     base = 384 * 1536 + 18 * (4 * 1536 * 768 + 3 * 1536 * 3968 + 2 * 1536) + 1536 + 32 * 12
     assert sum(p.numel() for p in model.encoder.parameters()) == base + 32 * 12
+    assert model.table_sizes() == {"tokens": 384 * 1536}
     assert {name for name, tensor in model.named_parameters() if tensor.shape == (32, 12)} == {
         f"encoder.block.{block}.layer.0.SelfAttention.relative_attention_bias.weight" for block in (0, 2)
     }
