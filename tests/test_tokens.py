@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from ewe.elements import TEXT_WORDS, buffers
 from ewe.errors import DataError, UsageError
 from ewe.tokens import SPECIAL, WordPiece, codepoints, encode_codepoints
 
-pytest.importorskip("tokenizers", reason="the models extra is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="the models extra is not installed")
 transformers = pytest.importorskip("transformers", reason="the models extra is not installed")
 
 WORDS = [
@@ -46,15 +47,15 @@ def pieces() -> WordPiece:
     return WordPiece.train(corpus(), 250)
 
 
-@pytest.fixture(scope="module")
-def peer(pieces, tmp_path_factory):
+def hugging_face(pieces: WordPiece):
     """Hugging Face's tokenizer of the same file, told that a text is only text."""
-    from tokenizers import Tokenizer
-
-    file = tmp_path_factory.mktemp("peer") / "tokenizer.json"
-    file.write_text(pieces.to_json(), encoding="utf-8")
-    opened = Tokenizer.from_file(str(file))
+    opened = tokenizers.Tokenizer.from_str(pieces.to_json())
     return transformers.BertTokenizerFast(tokenizer_object=opened, split_special_tokens=True)
+
+
+@pytest.fixture(scope="module")
+def peer(pieces):
+    return hugging_face(pieces)
 
 
 def padded(peer, found: list[str], u: int) -> np.ndarray:
@@ -88,6 +89,14 @@ def test_wordpiece_is_hugging_faces(pieces, peer, found, u):
 
     assert ids.dtype == np.uint16
     np.testing.assert_array_equal(ids, padded(peer, found, u))
+
+
+def test_real_claims_are_read_as_hugging_face_does(real):
+    claims = pq.read_table(real / "claims_truth.parquet")["claims"].to_pylist()
+    found = [" ".join(each) for each in claims]
+    pieces = WordPiece.train(found, 4000)
+
+    np.testing.assert_array_equal(pieces.encode(found, 128), padded(hugging_face(pieces), found, 128))
 
 
 def test_counts_say_what_was_lost(pieces, peer):
@@ -175,9 +184,9 @@ def test_a_vocabulary_is_opened_again(pieces, tmp_path):
 
 
 def test_a_cased_tokenizer_stays_cased(tmp_path):
-    from tokenizers import BertWordPieceTokenizer
-
-    cased = BertWordPieceTokenizer({**{token: n for n, token in enumerate(SPECIAL)}, "A": 5, "a": 6}, lowercase=False)
+    cased = tokenizers.BertWordPieceTokenizer(
+        {**{token: n for n, token in enumerate(SPECIAL)}, "A": 5, "a": 6}, lowercase=False
+    )
     cased.save(str(tmp_path / "tokenizer.json"))
 
     assert WordPiece.load(tmp_path / "tokenizer.json").encode(["A a É"], 6).tolist() == [[2, 5, 6, 1, 3, 0]]
