@@ -455,6 +455,20 @@ def predict(
 
 
 @_command(ewe)
+def focus(
+    run: Run,
+    text: Annotated[str, typer.Argument(help="The text itself, a .txt file of it, or - for stdin.")],
+    out: Annotated[Path, typer.Option(help="Page to write: .html.")],
+    label: Annotated[str | None, typer.Option(help="Explain this label; default: the most probable.")] = None,
+    device: Device = "auto",
+) -> dict[str, Any]:
+    """Show what heads attend to in one text, and which letters speak for a label."""
+    from ewe.focus import focus_text
+
+    return focus_text(run, text, out, label=label, device=device)
+
+
+@_command(ewe)
 def info(
     run: Annotated[Path | None, typer.Argument(help="Folder that train made; none: the paper's Table 1.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every model.")] = False,

@@ -14,7 +14,7 @@ from ewe import __version__
 
 BIN = Path(sys.executable).parent
 DATA_COMMANDS = ["sample", "fetch", "relabel", "encode", "dedup", "release", "diff", "verify"]
-EWE_COMMANDS = ["train", "evaluate", "predict", "info"]
+EWE_COMMANDS = ["train", "evaluate", "predict", "focus", "info"]
 
 
 def run(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
