@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ewe import store
 from ewe.errors import DataError, UsageError
+from ewe.words import hash_rows
 
 STORED = {"whitespace": "bytes", "bytes": "bytes", "wordpiece": "tokens", "codepoints": "codepoints"}
 
@@ -163,8 +164,6 @@ class Words:
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """The words of rows (B,): int32 (B, n), 0 where a text has no more."""
-        from ewe.words import hash_rows
-
         return hash_rows(self._data, self._indptr[rows], self._indptr[rows + 1])
 
 

@@ -25,6 +25,7 @@ from torch.nn.functional import pad, softplus
 
 from ewe import progress
 from ewe.batches import Split
+from ewe.bert import Bert
 from ewe.compute import Compute
 from ewe.config import TrainConfig
 
@@ -64,15 +65,15 @@ def _dtype(split: Split) -> torch.dtype:
     return torch.uint8 if split.ids.dtype == np.uint8 else torch.int64
 
 
-def fits(config: TrainConfig, compute: Compute, split: Split, reads: str) -> bool:
+def fits(config: TrainConfig, compute: Compute, split: Split, model: nn.Module) -> bool:
     """Whether the fast path can serve this training; what keeps it from it is said."""
     if compute.device.type != "cuda" or config.plain:
         return False
     reason = ""
     if config.deterministic or compute.precision == "fp16":
         reason = "--deterministic and fp16 take the plain path"
-    elif reads == "words":
-        reason = "models that read words take the plain path"
+    elif not isinstance(model, Bert):
+        reason = "of all models BERT's encoder has one"
     elif Resident.size(split) > ROOM * torch.cuda.mem_get_info(compute.device)[0]:
         reason = "the tensors take more than half of the card's free memory"
     if reason:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ewe import published, store
-from ewe.config import Sizes
+from ewe.batches import Meta
+from ewe.config import Sizes, TrainConfig
 from ewe.errors import UsageError
 
 
@@ -26,6 +28,8 @@ class Model:
     """whose tensors it reads; none: any, as it reads their texts' words"""
     options: Mapping[str, Any] = field(default_factory=dict)
     """fields of the class's configuration that the name decides"""
+    letters: int = 0
+    """v of the tensors that the name was published with, where that is not the usual 16"""
 
     def network(self) -> Any:
         """The class, imported."""
@@ -37,6 +41,17 @@ MODELS = {
     "bert-ewe": Model("ewe.bert:EweBert", ("whitespace",)),
     "bert-ewe-no-focus": Model("ewe.bert:EweBert", ("whitespace",), {"focus": False}),
     "bert-ewe-bytes": Model("ewe.bert:EweBert", ("bytes",)),
+    "bert-ewe-gradient": Model("ewe.bert:EweBert", ("bytes",), {"gradient": True, "focus": False}, letters=8),
+    "bert-orig": Model("ewe.bert:OrigBert", ("wordpiece",)),
+    "albert-ewe": Model("ewe.huggingface:AlbertEwe", ("whitespace",)),
+    "albert-orig": Model("ewe.huggingface:AlbertOrig", ("wordpiece",)),
+    "canine-ewe": Model("ewe.huggingface:CanineEwe", ("whitespace",)),
+    "canine-orig": Model("ewe.huggingface:CanineOrig", ("codepoints",)),
+    "byt5": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "none"}),
+    "byt5-attention": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "attention"}),
+    "byt5-random": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "random"}),
+    "byt5-spaces": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "spaces"}),
+    "byt5-extraction": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "extraction"}),
 }
 
 
@@ -59,6 +74,12 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             chosen[name] = value
     return chosen
+
+
+def sizes_of(config: TrainConfig, meta: Meta) -> Sizes:
+    """What a configuration and the tensors together tell every model."""
+    chosen = {name: getattr(config, name) for name in ("layers", "width", "heads", "dropout", "focus", "init_std")}
+    return Sizes(u=meta.u, v=meta.v, vocabulary=meta.vocabulary, labels=len(meta.label_names), **chosen)
 
 
 def shape(model: str, sizes: Sizes, tokenizer: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -101,13 +122,30 @@ def build(model: str, shape: Mapping[str, Any]) -> Any:
     return network(network.config_class(**shape))
 
 
-def sizes(model: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters in all, of the element table and of the focus embeddings, counted on the model itself."""
+def sizes(model: str, shape: Mapping[str, Any]) -> dict[str, int]:
+    """Parameters, counted on the model itself.
+
+    Returns:
+        "total", "embedding" (as Table 1 counts: elements and focus, or a token table), and what `tables` of the
+        model tells apart; "without_gradient" where some are allocated and never learn.
+    """
     with torch.device("meta"):
         network = build(model, shape)
-    elements = network.embedding.elements.numel()
-    focus = sum(p.numel() for p in network.embedding.parameters()) - elements
-    return {"total": sum(p.numel() for p in network.parameters()), "elements": elements, "focus": focus}
+    total = sum(p.numel() for p in network.parameters())
+    idle = sum(p.numel() for p in network.parameters() if not p.requires_grad)
+    tables = _tables(network)
+    counted = {"total": total, "embedding": sum(tables.values()), **tables}
+    return counted | ({"without_gradient": idle} if idle else {})
+
+
+def _tables(network: Any) -> dict[str, int]:
+    """Sizes of what turns ids into vectors, by name: as the network or its embedding tells, else all its tables."""
+    for each in (network, network.embedding if hasattr(network, "embedding") else network):
+        if hasattr(each, "table_sizes"):
+            sizes: dict[str, int] = each.table_sizes()
+            return sizes
+    tables = [each.weight for each in network.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+    return {"tables": sum(each.numel() for each in tables)} if tables else {}
 
 
 def info(model: str | None = None, labels: int = 1328, u: int = 128, v: int = 16) -> dict[str, Any]:
@@ -120,17 +158,18 @@ def info(model: str | None = None, labels: int = 1328, u: int = 128, v: int = 16
         v: elements a material.
     """
     table = {}
-    for name in MODELS if model is None else (model,):
-        wanted = Sizes(u=u, v=v, vocabulary=256, labels=labels)
-        counted = sizes(name, shape(name, wanted, find(name).tokenizers[0]))
-        total, embedding = published.SIZES.get(name, ("-", "-"))
-        table[name] = {**counted, "table_1_total": total, "table_1_embedding": embedding}
+    for name in published.SCORES if model is None else (model,):
+        known = find(name)
+        tokenizer = known.tokenizers[0] if known.tokenizers else "whitespace"
+        wanted = Sizes(u=u, v=known.letters or v, vocabulary=published.VOCABULARIES.get(name, 256), labels=labels)
+        total, embedding = published.SIZES.get(name, ("–", "–"))
+        table[name] = sizes(name, shape(name, wanted, tokenizer)) | {"table_1": f"{total} / {embedding}"}
     return {
         "labels": labels,
         "u": u,
-        "v": v,
         "models": table,
-        "notes": [published.SLIP, published.ATTENTION],
+        "others": [name for name in MODELS if name not in table],
+        "notes": published.NOTES,
     }
 
 

@@ -14,6 +14,7 @@ SIZES = {  # Table 1: parameters, of them embedding
     "canine-ewe": ("110M", "1M"),
     "canine-orig": ("130M", "25M"),
 }
+VOCABULARIES = {"bert-orig": 30_522, "albert-orig": 30_000}  # "23M" and "4M" of Table 1; the uncased WordPiece
 SCORES = {  # Tables 3, 4 and 5, in per cent: split -> (F1, precision, recall)
     "bert-ewe": {"test_2015a": (64.30, 66.02, 62.66), "test_2015b": (63.94, 66.55, 61.53)},
     "bert-orig": {"test_2015a": (63.68, 65.59, 61.82), "test_2015b": (63.35, 67.16, 59.95)},
@@ -25,13 +26,13 @@ SCORES = {  # Tables 3, 4 and 5, in per cent: split -> (F1, precision, recall)
     "bert-ewe-bytes": {"test_2015a": (60.01, 63.77, 56.67), "test_2015b": (59.80, 64.49, 55.75)},
     "bert-ewe-gradient": {"test_2015a": (64.14, 65.91, 62.45), "test_2015b": (63.75, 66.41, 61.29)},
 }
-SLIP = (
-    f"BERT_EWE's 12,288 elements are {12_288 / 23_440_896:.2%} of BERT_ORIG's 23,440,896 token vectors; "
-    "the paper's 0.005% and 0.005x are a slip."
-)
-F1_SLIP = "BERT_ORIG's printed precision and recall on 2015a give an F1 of 63.65, not 63.68."
-CANINE = "The 1M printed for CANINE_EWE's embedding cannot be derived: 12,288 elements and 196,608 focus are counted."
 ATTENTION = (
     "That head n sees only the n-th letters is the paper's reading: W_Q, W_K and W_V are dense and mix them; "
     "measured against chance 1/v, it is a finding, else an assumption."
 )
+NOTES = [
+    f"12,288 elements are {12_288 / 23_440_896:.2%} of 23,440,896 token vectors; the paper's 0.005% is a slip.",
+    "BERT_ORIG's printed precision and recall on 2015a give an F1 of 63.65, not 63.68.",
+    "The 1M printed for CANINE_EWE's embedding cannot be derived: 12,288 elements and 196,608 focus are counted.",
+    ATTENTION,
+]

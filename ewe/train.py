@@ -134,7 +134,7 @@ def _learn(
         if world.size > 1:  # one start for all, and each its own dropout
             torch.manual_seed(config.seed + world.rank * 0x9E3779B9)
         stepper: Stepper | Graphed
-        if world.size == 1 and fast.fits(config, compute, split, model.reads):
+        if world.size == 1 and fast.fits(config, compute, split, model):
             data = Resident(split, len(meta.label_names), compute.device)
             stepper = Graphed(model, adamw(model, config, graphed=True), config, compute, data)
         else:

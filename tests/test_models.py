@@ -5,21 +5,22 @@ from pathlib import Path
 import pytest
 from tiny_tensors import write_tensors
 
+from ewe import published
 from ewe.errors import DataError, UsageError
 from ewe.evaluate import evaluate_run
-from ewe.models import MODELS, info, info_run
+from ewe.models import info, info_run
 from ewe.train import train_model
 
 
 def test_table_1():
     table = info()["models"]
-    assert list(table) == list(MODELS)
+    assert list(table) == list(published.SCORES)
     assert table["bert-ewe"] == {
         "total": 86_876_720,
         "elements": 12_288,
         "focus": 196_608,
-        "table_1_total": "87M",
-        "table_1_embedding": "12k",
+        "embedding": 208_896,
+        "table_1": "87M / 12k",
     }
 
 
@@ -43,7 +44,8 @@ def test_a_run(tmp_path: Path):
     evaluated = evaluate_run(tmp_path / "run", tensors)
     found = info_run(tmp_path / "run")
     assert (found["model"], found["preset"], found["made_up"]) == ("bert-ewe", "tiny", True)
-    assert found["parameters"] == {"total": found["parameters"]["total"], "elements": 512, "focus": 128}
+    total = found["parameters"]["total"]
+    assert found["parameters"] == {"total": total, "embedding": 640, "elements": 512, "focus": 128}
     assert found["micro_f1"] == {"test": evaluated["test"]["f1"]}
     with pytest.raises(DataError, match="not a run folder"):
         info_run(tensors.parent)

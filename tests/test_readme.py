@@ -11,7 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SHORTER = {"ewe-data sample": " --rows 600", "ewe train": " --epochs 1 --min-steps 1"}
+SHORTER = {
+    "ewe-data sample": " --rows 600",
+    "ewe train": " --epochs 1 --min-steps 1",
+    "ewe compare": " --epochs 1 --min-steps 1",
+}
 
 
 def blocks(kind: str) -> list[str]:
