@@ -7,7 +7,7 @@ First and Later are the same figures over the labels of that prefix alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +17,9 @@ from torch.nn.functional import softplus
 
 from ewe.batches import Batch, Split
 from ewe.compute import Compute
+from ewe.rule import FIRST, Rule
 
-POSITIONS = {"first": "First-", "later": "Later-"}
+POSITIONS = {"first": FIRST, "later": "Later-"}
 CUTS = (1, 3, 5)  # of precision at k
 
 
@@ -36,13 +37,14 @@ class Counts:
 
     Args:
         names: the labels, in order.
-        threshold: a label is predicted when its probability is above it.
+        rule: which labels are predicted; a number for those whose probability is above it.
         device: where the logits will be.
     """
 
-    def __init__(self, names: Sequence[str], threshold: float, device: torch.device) -> None:
+    def __init__(self, names: Sequence[str], rule: Rule | float, device: torch.device) -> None:
         L = len(names)
-        self.names, self.threshold, self.rows = list(names), threshold, 0
+        self.names, self.rows = list(names), 0
+        self.rule = (rule if isinstance(rule, Rule) else Rule.above(rule)).to(device)
         self.tp, self.predicted, self.support = torch.zeros(3, L, dtype=torch.int64, device=device)
         self.hits = torch.zeros(len(CUTS), dtype=torch.int64, device=device)
         first = [name.startswith(POSITIONS["first"]) for name in names]
@@ -54,7 +56,7 @@ class Counts:
         probabilities = logits.float().sigmoid()
         truth = torch.zeros_like(probabilities, dtype=torch.bool)
         truth[batch.rows, batch.columns] = True
-        predicted = probabilities > self.threshold
+        predicted = self.rule(probabilities)
         self.rows += len(truth)
         self.tp += (truth & predicted).sum(0)
         self.predicted += predicted.sum(0)
@@ -74,7 +76,7 @@ class Counts:
         of those that have a First label, whose most probable First label is right.
         """
         tp, predicted, support = (t.cpu().numpy() for t in (self.tp, self.predicted, self.support))
-        report: dict[str, Any] = {"rows": self.rows, "threshold": self.threshold}
+        report: dict[str, Any] = {"rows": self.rows, **self.rule.facts()}
         report |= grouped(self.names, tp, predicted, support)
         report["precision_at"] = {
             str(k): _ratio(int(hits), k * self.rows) for k, hits in zip(CUTS, self.hits, strict=True)
@@ -94,14 +96,21 @@ class Counts:
         return "\n".join(lines) + "\n"
 
 
-@torch.inference_mode()
+class Counter(Protocol):
+    """What counts something over batches of logits."""
+
+    def update(self, logits: Tensor, batch: Batch) -> None:
+        """Count a batch: logits (B, L) and the labels they should have given."""
+        ...
+
+
 def count(
     model: nn.Module,
     compute: Compute,
     split: Split,
     rows: NDArray[np.int64],
     names: Sequence[str],
-    threshold: float,
+    rule: Rule | float,
     batch_size: int = 128,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Counts:
@@ -113,19 +122,34 @@ def count(
         split: where the rows are.
         rows: (N,) which rows.
         names: the labels, in order.
-        threshold: of a predicted label's probability.
+        rule: which labels are predicted, or the threshold of their probability.
         batch_size: rows at a time.
         advance: told how many rows have been read.
     """
+    counts = Counts(names, rule, compute.device)
+    read(model, compute, split, rows, [counts], batch_size, advance)
+    return counts
+
+
+@torch.inference_mode()
+def read(
+    model: nn.Module,
+    compute: Compute,
+    split: Split,
+    rows: NDArray[np.int64],
+    counters: Sequence[Counter],
+    batch_size: int = 128,
+    advance: Callable[[int], None] = lambda _: None,
+) -> None:
+    """As `count`, into several counters at once."""
     model.eval()
-    counts = Counts(names, threshold, compute.device)
     for batch in split.batches(rows, batch_size):
         here = batch.to(compute.device)
         with compute.autocast():
             logits = model(here.ids)
-        counts.update(logits, here)
+        for counter in counters:
+            counter.update(logits, here)
         advance(len(logits))
-    return counts
 
 
 def most_frequent(names: Sequence[str], counts: NDArray[np.int64], rows: int, found: Counts) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ewe import models, progress, store
+from ewe import models, progress, rule, store
 from ewe.batches import Meta, Split
 from ewe.compute import Compute
 from ewe.elements import encode
@@ -37,18 +37,21 @@ class Run:
 
     Attributes:
         names: the L labels, in the order of the logits.
-        threshold: of a predicted label's probability.
+        threshold: the run's own, of a predicted label's probability.
+        rule: which labels are predicted, from probabilities (B, L).
         model: in evaluation mode, its positions folded.
         encode: texts -> ids as the model reads them.
     """
 
-    def __init__(self, folder: Path, compute: Compute) -> None:
+    def __init__(self, folder: Path, compute: Compute, threshold: str | float | None = None) -> None:
         store.read_manifest(folder, "run")
         self.folder, self.compute = folder, compute
         self.config = store.read_json(folder / "config.json")
         self.labels = store.read_json(folder / "labels.json")
         self.names: list[str] = self.labels["names"]
         self.threshold: float = self.config["training"]["threshold"]
+        wanted = self.threshold if threshold is None else threshold
+        self.rule = rule.choose(folder, self.names, wanted).to(compute.device)
         self.input = self.config["input"]
         self.reads = models.find(self.config["model"]).network().reads
         with torch.device("meta"):  # draw no weights that are to be replaced
@@ -109,7 +112,7 @@ class Run:
 
         Args:
             texts: the first claims of a patent joined by a space, as training's were (text.join_claims).
-            top_k: how many; None for all above the run's threshold.
+            top_k: how many; None for those that the run's rule predicts.
         """
         found: list[dict[str, float]] = []
         for start in range(0, len(texts), BATCH_SIZE):
@@ -120,16 +123,30 @@ class Run:
     def choose(self, logits: Tensor, top_k: int | None) -> Iterator[tuple[list[str], list[float]]]:
         """Label names and probabilities of each row of logits (B, L), most probable first."""
         L = len(self.names)
-        p, order = logits.sigmoid().sort(descending=True, stable=True)
-        counts = [min(top_k, L)] * len(p) if top_k is not None else (p > self.threshold).sum(1).tolist()
+        p = logits.sigmoid()
+        if top_k is not None:
+            counts = [min(top_k, L)] * len(p)
+        else:
+            predicted = self.rule(p)
+            counts = predicted.sum(1).tolist()
+            p = p.where(predicted, -1.0)
+        p, order = p.sort(descending=True, stable=True)
         longest = max(counts, default=0)
         for count, values, indices in zip(counts, p[:, :longest].tolist(), order[:, :longest].tolist(), strict=True):
             yield [self.names[i] for i in indices[:count]], values[:count]
 
 
-def load(run: Path | str, device: str = "auto", precision: str = "auto") -> Run:
-    """Open a finished run for prediction; see Run."""
-    return Run(Path(run), Compute.choose(device, precision))
+def load(run: Path | str, device: str = "auto", precision: str = "auto", threshold: str | float | None = None) -> Run:
+    """Open a finished run for prediction; see Run.
+
+    Args:
+        run: folder that train made.
+        device: auto, cpu or cuda.
+        precision: auto, fp32, bf16 or fp16.
+        threshold: of a predicted label's probability, or a rule that `ewe tune` found: global, labels or first;
+            None for the run's own.
+    """
+    return Run(Path(run), Compute.choose(device, precision), threshold)
 
 
 @contextmanager
@@ -178,6 +195,7 @@ def predict_file(
     split: str | None = None,
     device: str = "auto",
     precision: str = "auto",
+    threshold: str | float | None = None,
 ) -> dict[str, Any]:
     """Predict the labels of every text of a file or folder, and write id, label_names and probabilities.
 
@@ -187,23 +205,26 @@ def predict_file(
             (.jsonl) with text or claims; any other file: a text a line; `-`: lines on standard input, JSON where
             the first starts with a brace. Claims are one string as published: cleaned, split, 20 joined.
         out: a .parquet or .jsonl file.
-        top_k: the k most probable labels; None for those above the run's threshold.
+        top_k: the k most probable labels; None for those that the threshold lets through.
         split: of a tensors/ folder; None for all but train, or for the only one.
         device: auto, cpu or cuda.
         precision: auto, fp32, bf16 or fp16.
+        threshold: see `load`.
 
     Returns:
         A summary: rows, labels a row.
 
     Raises:
-        UsageError: `out` has another ending, or there is no such split.
+        UsageError: `out` has another ending, there is no such split, or both top_k and threshold are given.
         DataError: the source does not hold what it must.
     """
     if out.suffix not in WRITERS:
         raise UsageError(f"--out {out} must end in {' or '.join(WRITERS)}.")
     if top_k is not None and top_k < 1:
         raise UsageError(f"--top-k must be at least 1, not {top_k}.")
-    opened = load(run, device, precision)
+    if top_k is not None and threshold is not None:
+        raise UsageError("--top-k takes the best labels whatever their --threshold; give one of the two.")
+    opened = load(run, device, precision, threshold)
     is_tensors = (source / "meta.json").is_file()
     total, batches = _from_tensors(opened, source, split) if is_tensors else _from_texts(opened, source)
     rows = labels = 0
@@ -218,7 +239,7 @@ def predict_file(
             rows, labels = rows + len(numbers), labels + sum(len(names) for names, _ in chosen)
             advance(len(numbers))
     if rows and not labels:
-        progress.warn(f"No label's probability is above {opened.threshold}; ask for the best ones with --top-k.")
+        progress.warn("No label's probability is above its threshold; ask for the best ones with --top-k.")
     return {"out": str(out), "rows": rows, "labels_a_row": labels / max(rows, 1), "made_up": opened.config["made_up"]}
 
 

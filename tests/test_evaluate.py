@@ -72,13 +72,18 @@ def test_always_guessing_the_most_frequent_labels(run: Path, tensors: Path):
 
 
 def test_threshold(run: Path, tensors: Path):
+    evaluate_run(run, tensors, "test_2015a", threshold="0.3")  # the run's own
+    published = (run / "evaluation-test_2015a.json").read_bytes()
     evaluate_run(run, tensors, "test_2015a", threshold=0.6)
+    assert (run / "evaluation-test_2015a.json").read_bytes() == published
     truth, probabilities = truth_and_probabilities(run, tensors, "test_2015a", np.arange(30))
-    found = report(run, "test_2015a")
-    assert found["threshold"] == 0.6
+    found = report(run, "test_2015a.0.6")
+    assert (found["rule"], found["threshold"]) == ("0.6", 0.6)
+    assert (run / "labels-test_2015a.0.6.tsv").exists()
     assert found["micro"]["f1"] == pytest.approx(f1_score(truth, probabilities > 0.6, average="micro", zero_division=0))
-    with pytest.raises(UsageError, match="between 0 and 1"):
-        evaluate_run(run, tensors, threshold=0.0)
+    for wrong in (0.0, "1", "nan", "best"):
+        with pytest.raises(UsageError, match="between 0 and 1, or global, labels or first"):
+            evaluate_run(run, tensors, threshold=wrong)
 
 
 def test_holdout_is_what_training_left_out(run: Path, tensors: Path):
