@@ -26,8 +26,6 @@ from ewe.focus import align, attribute, focus_text, forward, glyphs, look
 from ewe.predict import Run, load
 from ewe.train import train_model
 
-pytest.importorskip("jinja2")
-
 TEXT = "A naïve plough, <b>with</b> a &amp; blade"
 KINDS = {
     "focus": {},
