@@ -298,7 +298,8 @@ class Labels(StrEnum):
 
 
 def _number_or_file(value: str | int | Path) -> int | Path:
-    return int(value) if str(value).isdecimal() else Path(value)
+    text = str(value)
+    return int(text) if text.isdecimal() else Path(text)
 
 
 @_command(data)
@@ -381,29 +382,36 @@ def verify(folder: Annotated[Path, typer.Argument(help="Any folder the commands 
 # -- ewe --------------------------------------------------------------------------------------------------------------
 
 
-def _with_training_options(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Give a command one option for each field of TrainConfig; None, its default, leaves the preset's."""
-    own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
-    options = []
-    for field in fields(TrainConfig):
-        if not field.metadata:  # options: --option NAME=VALUE of the model that has them
-            continue
-        kind: Any = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
-        help_text = f"{field.metadata['help']}  [paper: {str(field.default).lower()}]"
-        annotation = Annotated[kind | None, typer.Option(help=help_text)]
-        options.append(
-            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        )
-    function.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
-    return function
+def _with_training_options(*without: str) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., dict[str, Any]]]:
+    """Give a command one option for each field of TrainConfig but these; None, its default, leaves the preset's."""
+
+    def give(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        options = []
+        for field in fields(TrainConfig):
+            if field.name in without:
+                continue
+            kind: Any = {"bool": bool, "int": int, "float": float, "str": str}[str(field.type)]
+            help_text = f"{field.metadata['help']}  [paper: {str(field.default).lower()}]"
+            annotation = Annotated[kind | None, typer.Option(help=help_text)]
+            options.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            )
+        function.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+        return function
+
+    return give
+
+
+Preset = Annotated[str, typer.Option(help=f"Which recipe to start from: {', '.join(PRESETS)}.")]
 
 
 @_command(ewe)
-@_with_training_options
+@_with_training_options("options")
 def train(
     tensors: Annotated[Path, typer.Argument(help="Folder that encode made.")],
     out: Annotated[Path, typer.Option(help="Folder to write: RUN.")],
-    preset: Annotated[str, typer.Option(help=f"Which recipe to start from: {', '.join(PRESETS)}.")] = "paper",
+    preset: Preset = "paper",
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of the model's own, repeated.")] = None,
     **choices: Any,
 ) -> dict[str, Any]:
@@ -472,6 +480,30 @@ def tune(
     return tune_run(run, tensors, device=device, precision=precision)
 
 
+def _render_table(summary: dict[str, Any]) -> str:
+    return (Path(summary["out"]) / "table.md").read_text(encoding="utf-8").rstrip()
+
+
+@_command(ewe, _render_table)
+@_with_training_options("options", "model", "seed")
+def compare(
+    tensors: Annotated[list[Path], typer.Argument(help="Folders that encode made of one dataset, one a tokenizer.")],
+    out: Annotated[Path, typer.Option(help="Folder to write: the table, and the runs.")],
+    models: Annotated[
+        str, typer.Option(help="Names (NAME@FOLDER: on those tensors), or paper, byt5, baselines, all; by comma.")
+    ] = "paper",
+    run: Annotated[list[Path] | None, typer.Option(help="A finished run to take as it is, repeated.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Train each with so many seeds: mean and deviation.")] = 1,
+    preset: Preset = "paper",
+    **choices: Any,
+) -> dict[str, Any]:
+    """Train several systems and write one table: sizes, speeds, scores, beside what the paper prints."""
+    from ewe.compare import compare_models
+
+    names = [name.strip() for name in models.split(",") if name.strip()]
+    return compare_models(tensors, out, names=names, runs=run or (), seeds=seeds, preset=preset, **choices)
+
+
 @_command(ewe)
 def focus(
     run: Run,
@@ -486,7 +518,21 @@ def focus(
     return focus_text(run, text, out, label=label, device=device)
 
 
-@_command(ewe)
+def _render_info(report: dict[str, Any]) -> str:
+    """Models as a table of their sizes; a run as other summaries."""
+    if "notes" not in report:
+        return _render(report)
+    known = ("total", "embedding", "elements", "focus", "tokens", "tables", "without_gradient", "table_1")
+    parts = [part for part in known if any(part in model for model in report["models"].values())]
+    rows = [["model", *(part.replace("_", " ") for part in parts)]]
+    rows += [[name, *(_value(model.get(part, "–")) for part in parts)] for name, model in report["models"].items()]
+    first, *others = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(first), *map(str.rjust, row[1:], others)]) for row in rows]
+    rest = {name: value for name, value in report.items() if name != "models"}
+    return "\n".join([*lines, "", _render(rest | {"others": ", ".join(rest["others"])})])
+
+
+@_command(ewe, _render_info)
 def info(
     run: Annotated[Path | None, typer.Argument(help="Folder that train made; none: the paper's Table 1.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every model.")] = False,
