@@ -83,8 +83,8 @@ class Weighted(nn.Module):
     def __init__(self, bags: Bags, labels: int, calibrated: bool) -> None:
         super().__init__()
         self.bags, self.calibrated = bags, calibrated
-        self.weight = nn.Parameter(torch.zeros(bags.buckets, labels), requires_grad=False)
-        self.bias = nn.Parameter(torch.zeros(labels), requires_grad=False)
+        self.weight = nn.Parameter(torch.zeros(bags.buckets, labels))
+        self.bias = nn.Parameter(torch.zeros(labels))
 
     def forward(self, ids: Tensor) -> Tensor:  # noqa: D102  the class says it
         index, weights = self.bags(ids)
