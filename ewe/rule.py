@@ -71,9 +71,9 @@ def tuned(found: dict[str, Any], names: Sequence[str]) -> dict[str, Rule]:
         found: the content of thresholds.json.
         names: the labels, in order.
     """
-    shared, own = found["labels"]["threshold"], found["labels"]["own"]
+    shared, own = found["global"]["threshold"], found["labels"]["own"]
     thresholds = torch.tensor([own.get(name, shared) for name in names], dtype=torch.float32)
-    rules = {"global": Rule.above(found["global"]["threshold"], "global"), "labels": Rule("labels", thresholds)}
+    rules = {"global": Rule.above(shared, "global"), "labels": Rule("labels", thresholds)}
     if found["first"]:
         rules["first"] = Rule.one_first(names, found["first"]["threshold"])
     return rules

@@ -78,8 +78,8 @@ def tune_run(run: Path, tensors: Path, device: str = "auto", precision: str = "a
     tests = {name: found["tests"][name] for name in meta.splits if name != "train"}
     return {
         "run": str(run),
-        "thresholds": {name: facts["threshold"] for name in ("global", "labels", "first") if (facts := found[name])},
-        "labels_of_their_own": f"{len(found['labels']['own']):,} of {len(opened.names):,}",
+        "thresholds": {name: facts["threshold"] for name in ("global", "first") if (facts := found[name])},
+        "of_their_own": f"{len(found['labels']['own']):,} of {len(opened.names):,} labels",
         **{name: _gains(each, opened.rule.name) for name, each in {HOLDOUT: found[HOLDOUT], **tests}.items()},
         "made_up": meta.made_up or opened.config["made_up"],
     }
@@ -181,11 +181,10 @@ def _find(run: Run, tensors: Path, meta: Meta) -> dict[str, Any]:
     own, labels_f1 = best_labels(tp, predicted, support, shared)
     found: dict[str, Any] = {
         "model_sha256": rule.model_sha256(run.folder),
-        "minimum": MINIMUM,
         "compute": str(run.compute),
         "global": {"threshold": choices[shared]},
         "labels": {
-            "threshold": choices[shared],
+            "minimum": MINIMUM,
             "own": {names[i]: choices[own[i]] for i in np.flatnonzero(support >= MINIMUM)},
         },
         "first": None,

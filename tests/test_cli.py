@@ -14,7 +14,7 @@ from ewe import __version__
 
 BIN = Path(sys.executable).parent
 DATA_COMMANDS = ["sample", "fetch", "relabel", "encode", "dedup", "release", "diff", "verify"]
-EWE_COMMANDS = ["train", "evaluate", "predict", "focus", "info"]
+EWE_COMMANDS = ["train", "evaluate", "predict", "tune", "focus", "info"]
 
 
 def run(*arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -124,6 +124,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, table: Path) -> None:
         (["ewe-data", "nonsense"], 2, "No such command"),
         (["ewe", "train", "nowhere", "--out", "run"], 3, "nowhere is not a tensors folder"),
         (["ewe", "evaluate", "nowhere", "nowhere"], 3, "nowhere"),
+        (["ewe", "tune", "nowhere", "nowhere"], 3, "nowhere is not a run folder"),
         (["ewe", "predict", "nowhere", "-", "--out", "a.jsonl"], 3, "nowhere"),
     ],
 )
