@@ -28,11 +28,14 @@ lint: setup
 test: lint
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-all: lint
+test-all: lint .venv/bench
 	$(BIN)/pytest -n 2
 
-bench: setup
+.venv/bench: .venv/ready  # large packages that make setup does without
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --group bench
+	touch $@
+
+bench: .venv/bench
 	for script in benchmarks/bench_*.py; do $(BIN)/python $$script || exit 1; done
 
 constraints: setup  # torch stays at the version of the wheel that the test machines hold
