@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -33,8 +34,10 @@ def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, 
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, keyed, options=options) as writer:
         for table, keys in tables:
-            order = pc.sort_indices(keys)  # stable
-            by_key = table.cast(schema).take(order).append_column(KEY, keys.take(order)).combine_chunks()
+            if not pc.all(pc.less_equal(keys[:-1], keys[1:])).as_py():
+                order = pc.sort_indices(keys)  # stable
+                table, keys = table.take(order), keys.take(order)
+            by_key = table.cast(schema).append_column(KEY, keys).combine_chunks()
             counts = Counter(keys.to_pylist())
             begin = 0
             for key in sorted(counts):
@@ -62,12 +65,22 @@ def read_parts(path: Path, keys: list[str], key: str, columns: list[str] | None 
         key: whose batches.
         columns: which columns to decode, in the file's order; all where None.
     """
-    if key not in keys:
-        return
+    if key in keys:
+        with _open(path, columns) as reader:
+            for index, each in enumerate(keys):
+                if each == key:
+                    yield reader.get_batch(index)
+
+
+def read_part(path: Path, index: int) -> pa.RecordBatch:
+    """The batch of this index in the part."""
+    with _open(path, None) as reader:
+        return reader.get_batch(index)
+
+
+@contextmanager
+def _open(path: Path, columns: list[str] | None) -> Iterator[pa.ipc.RecordBatchFileReader]:
     with pa.memory_map(str(path)) as file:
         names = pa.ipc.open_file(file).schema.names
         chosen = [index for index, name in enumerate(names) if name != KEY and (columns is None or name in columns)]
-        reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))
-        for index, each in enumerate(keys):
-            if each == key:
-                yield reader.get_batch(index)
+        yield pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=chosen))

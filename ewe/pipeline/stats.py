@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
-from ewe.pipeline.parts import FLAT
 from ewe.store import Store
 
 Ints = NDArray[np.int64]
@@ -31,23 +27,11 @@ MAJORS = 0.9  # share of all labels that the "Majors" hold, in training
 U, V = 128, 16  # encode's default materials and letters: what they cut off is counted here
 CLAIMS, WORDS, LETTERS = (1, 100), (50, 60), (1, 40)  # histograms: width and number of bins, the last one open
 LONGEST = 4096  # bytes of a word that are told apart
-WORKERS = 2  # shards in work at a time
 
 
-def count_labels(store: Store, labels: dict[str, list[str]], splits: list[str]) -> Counts:
-    """n_l, the documents with label l, of each kind and split, from the finished shards.
-
-    The kind "raw" counts unordered labels over relabeled/'s rows alone, as Table 2's first line does.
-    """
-    counts: Counts = {}
-    for kind, (column, configs) in KINDS.items():
-        size = len(labels["position" if kind == "position" else "unordered"])
-        for split in splits:
-            counts[kind, split] = np.zeros(size, np.int64)
-            for batch in _read([path for config in configs for path in _shards(store, config, split)], [column]):
-                flat = batch.column(0).flatten().to_numpy()
-                counts[kind, split] += np.bincount(flat, minlength=size)
-    return counts
+def count_labels(tallies: Mapping[str, Tally]) -> Counts:
+    """n_l of each kind and split; "raw" counts unordered labels over relabeled/'s rows alone, as Table 2 does."""
+    return {(kind, split): tally.counts[kind] for split, tally in tallies.items() for kind in KINDS}
 
 
 def majors(train: Ints) -> Ints:
@@ -85,21 +69,18 @@ def _variation(counts: Ints) -> float:
     return float(counts.std() / counts.mean()) if counts.any() else 0.0
 
 
-def summarize(
-    store: Store, counts: Counts, splits: list[str], *, several_first: int, max_claims: int
-) -> dict[str, Any]:
+def summarize(store: Store, tallies: Mapping[str, Tally], *, several_first: int, max_claims: int) -> dict[str, Any]:
     """What stats.json holds.
 
     Args:
         store: the dataset, its Parquet files finished.
-        counts: from `count_labels`.
-        splits: their names.
+        tallies: of every split's rows.
         several_first: rows where several codes were flagged first, so that the rule chose one.
         max_claims: claims joined in `text`.
     """
     files = {name: record["rows"] for name, record in store.manifest["files"].items() if name.endswith(".parquet")}
     reasons = pl.read_parquet(store.folder / "dropped.parquet")["reason"].value_counts(sort=True).rows()
-    tallies = {split: _tally(_shards(store, "relabeled", split)) for split in splits}
+    counts = count_labels(tallies)
     return {
         "rows": {
             "relabeled": sum(rows for name, rows in files.items() if name.startswith("relabeled/")),
@@ -108,12 +89,12 @@ def summarize(
         },
         "several_first": several_first,
         "splits": {split: tally.describe(max_claims) for split, tally in tallies.items()},
-        "table_2": table_2(counts, splits),
+        "table_2": table_2(counts, list(tallies)),
         "cut": {"max_claims": max_claims, "u": U, "v": V},
         "bins": {"claims": CLAIMS, "words": WORDS, "letters": LETTERS},
         "histograms": {split: tally.histograms() for split, tally in tallies.items()},
         "sections": _sections(tallies.values()),
-        "raw_counts": {split: counts["raw", split].tolist() for split in splits},
+        "raw_counts": {split: counts["raw", split].tolist() for split in tallies},
     }
 
 
@@ -123,7 +104,11 @@ def summarize(
 class Tally:
     """How many rows have 0, 1, 2, ... of something; quantiles of it are exact.
 
+    Args:
+        names: label names by kind, "position" and "unordered".
+
     Attributes:
+        counts: by kind of KINDS n_l, the documents with label l.
         labels: labels a row.
         outside: labels that train does not know, in all.
         claims, words, characters: of a row.
@@ -131,20 +116,28 @@ class Tally:
         sections: rows by year of grant and section of the first-listed code.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, Sequence[str]]) -> None:
+        sizes = {kind: len(names["position" if kind == "position" else "unordered"]) for kind in KINDS}
+        self.counts = {kind: np.zeros(size, np.int64) for kind, size in sizes.items()}
         self.labels = self.claims = self.words = self.characters = self.letters = np.zeros(1, np.int64)
         self.outside = 0
         self.sections: Counter[tuple[str, str]] = Counter()
 
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Count rows of relabeled/ (columns COLUMNS)."""
-        frame = pl.DataFrame(rows)
-        labels, names = (len(pc.list_flatten(rows.column(column))) for column in ("labels", "label_names"))
-        self.outside += names - labels
-        words, letters = count_words(rows.column("text"))
-        self.labels = _plus(self.labels, _count(frame["labels"].list.len().to_numpy()))
+    def add(self, rows: pa.Table, config: str) -> None:
+        """Count rows of dataset/ (columns COLUMNS, each in one piece); of no_first/ their labels alone."""
+        for kind, (column, configs) in KINDS.items():
+            if config in configs:
+                flat = rows[column].chunk(0).flatten().to_numpy()
+                self.counts[kind] += np.bincount(flat, minlength=len(self.counts[kind]))
+        if config != "relabeled":
+            return
+        frame = pl.DataFrame(rows.select(["grant_date", "first", "n_claims"]))
+        text, labels, names = (rows[column].chunk(0) for column in ("text", "labels", "label_names"))
+        self.outside += len(names.flatten()) - len(labels.flatten())
+        words, letters = count_words(text)
+        self.labels = _plus(self.labels, _count(pc.list_value_length(labels).to_numpy()))
         self.claims = _plus(self.claims, _count(frame["n_claims"].to_numpy()))
-        self.characters = _plus(self.characters, _count(frame["text"].str.len_chars().to_numpy()))
+        self.characters = _plus(self.characters, _count(pc.utf8_length(text).to_numpy()))
         self.words = _plus(self.words, _count(words))
         self.letters = _plus(self.letters, letters)
         placed = frame.select(year=pl.col("grant_date").dt.to_string("%Y"), section=pl.col("first").str.head(1))
@@ -152,6 +145,8 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """Add another tally's counts."""
+        for kind, counts in other.counts.items():
+            self.counts[kind] += counts
         for name in ("labels", "claims", "words", "characters", "letters"):
             setattr(self, name, _plus(getattr(self, name), getattr(other, name)))
         self.outside += other.outside
@@ -186,22 +181,7 @@ class Tally:
         }
 
 
-COLUMNS = ["grant_date", "text", "n_claims", "first", "label_names", "labels"]
-
-
-def _tally(shards: list[Path]) -> Tally:
-    tally = Tally()
-    with ThreadPoolExecutor(WORKERS) as pool:
-        for part in pool.map(_tally_shard, shards):
-            tally.merge(part)
-    return tally
-
-
-def _tally_shard(path: Path) -> Tally:
-    tally = Tally()
-    for batch in _read([path], COLUMNS):
-        tally.add(batch)
-    return tally
+COLUMNS = ["grant_date", "text", "n_claims", "first", "label_names", "labels", "unordered_labels"]  # what Tally reads
 
 
 def count_words(texts: pa.StringArray) -> tuple[Ints, Ints]:
@@ -235,16 +215,6 @@ def _sections(tallies: Iterable[Tally]) -> dict[str, dict[str, int]]:
     total = sum((tally.sections for tally in tallies), Counter[tuple[str, str]]())
     years = sorted({year for year, _ in total})
     return {year: {section: total[year, section] for y, section in sorted(total) if y == year} for year in years}
-
-
-def _shards(store: Store, config: str, split: str) -> list[Path]:
-    return sorted(store.folder.glob(f"{config}/{split}-*.parquet"))
-
-
-def _read(paths: list[Path], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    for path in paths:
-        with pq.ParquetFile(path, **FLAT) as file:
-            yield from file.iter_batches(4096, columns=columns, use_threads=False)
 
 
 def _count(values: NDArray[Any]) -> Ints:

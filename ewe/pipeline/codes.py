@@ -1,0 +1,200 @@
+"""CPC and IPC codes of a patent -> First and Later: the rule of `relabel.first_later`, a row at a time in machine code.
+
+Codes stay in Arrow's buffers. A row has few of them, so each is compared with each other: no hash table, no sorting of
+the whole column.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ewe.kernel import kernel
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+WIDEST = 16  # bytes of a subclass's four characters
+RANK = 6  # bytes of "First-" and of "Later-"
+_FIRST, _LATER = (np.frombuffer(rank, np.uint8) for rank in (b"First-", b"Later-"))
+
+
+def label(codes: pa.Array) -> dict[str, pa.Array]:
+    """Label rows by the position of their codes.
+
+    Args:
+        codes: (N,) list<struct<code, first, inventive>>, lists and values may be null.
+
+    Returns:
+        Arrays (N,), described in `relabel.first_later`: first (string), later, label_names and subclasses (lists of
+        strings, bytes in order), several_first (bool).
+    """
+    N = len(codes)
+    fields = dict(zip((field.name for field in codes.type.value_type), codes.flatten().flatten(), strict=True))
+    cleaned = pl.Series(fields["code"], dtype=pl.String).str.replace_all(r"\s+", "").fill_null("").rechunk().to_arrow()
+    cleaned = cleaned.cast(pa.large_string())
+    _, offsets, data = cleaned.buffers()
+    known = [pc.fill_null(fields[name], fill_value=False) for name in ("first", "inventive")]
+    rows = np.zeros(N + 1, np.int64)
+    np.cumsum(pc.list_value_length(codes).fill_null(0).to_numpy(), out=rows[1:])
+    M = len(cleaned)
+    listed, several = np.zeros(N, np.bool_), np.zeros(N, np.bool_)
+    first = _Strings(N, N, WIDEST)
+    later, subclasses, names = _Strings(N, M, WIDEST), _Strings(N, M, WIDEST), _Strings(N, M, WIDEST + RANK)
+    _label_rows(
+        np.frombuffer(data or b"", np.uint8),
+        np.frombuffer(offsets, np.int64)[cleaned.offset :],
+        *(flags.to_numpy(zero_copy_only=False) for flags in known),
+        rows,
+        listed,
+        several,
+        np.empty((3, max(1, int(np.diff(rows).max(initial=1)))), np.int64),
+        *first.arrays[:2],
+        *(array for strings in (later, subclasses, names) for array in strings.arrays),
+    )
+    absent = pa.array(~listed)
+    return {
+        "first": pc.if_else(absent, pa.scalar(None, pa.large_string()), first.values(N)),
+        "later": later.lists(absent),
+        "subclasses": subclasses.lists(None),
+        "several_first": pa.array(several),
+        "label_names": names.lists(absent),
+    }
+
+
+class _Strings:
+    """Room for lists of strings: bytes, where each string starts, and where each row's strings do."""
+
+    def __init__(self, rows: int, values: int, widest: int) -> None:
+        self.arrays = (
+            np.empty(values * widest, np.uint8),
+            np.zeros(values + 1, np.int64),
+            np.zeros(rows + 1, np.int64),
+        )
+
+    def values(self, count: int) -> pa.Array:
+        data, offsets, _ = self.arrays
+        return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets[: count + 1]), pa.py_buffer(data))
+
+    def lists(self, null: pa.Array | None) -> pa.Array:
+        rows = self.arrays[2]
+        return pa.LargeListArray.from_arrays(rows, self.values(int(rows[-1])), mask=null)
+
+
+@kernel
+def _order(data: Bytes, a: int, a_end: int, b: int, b_end: int) -> int:
+    """-1, 0 or 1: how data[a:a_end] and data[b:b_end] compare."""
+    for i in range(min(a_end - a, b_end - b)):
+        if data[a + i] != data[b + i]:
+            return -1 if data[a + i] < data[b + i] else 1
+    return (a_end - a > b_end - b) - (a_end - a < b_end - b)
+
+
+@kernel
+def _four(data: Bytes, start: int, end: int) -> int:
+    """Where the first four characters of data[start:end] end."""
+    characters = 0
+    for p in range(start, end):
+        characters += data[p] & 0xC0 != 0x80
+        if characters > 4:
+            return p
+    return end
+
+
+@kernel
+def _insert(data: Bytes, start: int, end: int, held: Any, count: int) -> int:
+    """Put a string among the sorted distinct ones in held[:, :count]; returns their new count."""
+    place = count
+    while place > 0:
+        order: int = _order(data, start, end, held[0, place - 1], held[1, place - 1])
+        if order == 0:
+            return count
+        if order > 0:
+            break
+        place -= 1
+    for k in range(count, place, -1):
+        held[0, k], held[1, k] = held[0, k - 1], held[1, k - 1]
+    held[0, place], held[1, place] = start, end
+    return count + 1
+
+
+@kernel
+def _put(data: Bytes, start: int, end: int, prefix: Bytes, out: Bytes, offsets: Ints, count: int) -> int:
+    """Append a prefix and a string to the strings in `out`; returns their new count."""
+    w = offsets[count]
+    for byte in prefix:
+        out[w] = byte
+        w += 1
+    for p in range(start, end):
+        out[w] = data[p]
+        w += 1
+    offsets[count + 1] = w
+    return count + 1
+
+
+@kernel
+def _label_rows(
+    data: Bytes,
+    offsets: Ints,
+    first: NDArray[np.bool_],
+    inventive: NDArray[np.bool_],
+    rows: Ints,
+    listed: NDArray[np.bool_],
+    several: NDArray[np.bool_],
+    held: Ints,
+    first_out: Bytes,
+    first_offsets: Ints,
+    later_out: Bytes,
+    later_offsets: Ints,
+    later_rows: Ints,
+    subclass_out: Bytes,
+    subclass_offsets: Ints,
+    subclass_rows: Ints,
+    name_out: Bytes,
+    name_offsets: Ints,
+    name_rows: Ints,
+) -> None:
+    none = data[:0]
+    laters = subclasses = names = 0
+    for row in range(len(listed)):
+        best, best_inventive, several_first = -1, False, False
+        for k in range(rows[row], rows[row + 1]):
+            if not first[k] or offsets[k] == offsets[k + 1]:
+                continue
+            is_inventive = False  # of all copies of the code
+            for j in range(rows[row], rows[row + 1]):
+                if inventive[j] and _order(data, offsets[j], offsets[j + 1], offsets[k], offsets[k + 1]) == 0:
+                    is_inventive = True
+            order = -1
+            if best >= 0:
+                order = _order(data, offsets[k], offsets[k + 1], offsets[best], offsets[best + 1])
+                several_first = several_first or order != 0
+            if best < 0 or is_inventive > best_inventive or (is_inventive == best_inventive and order < 0):
+                best, best_inventive = k, is_inventive
+        several[row] = several_first
+        listed[row] = best >= 0
+        count = 0
+        for k in range(rows[row], rows[row + 1]):
+            if offsets[k] < offsets[k + 1]:
+                count = _insert(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), held, count)
+        for k in range(count):
+            subclasses = _put(data, held[0, k], held[1, k], none, subclass_out, subclass_offsets, subclasses)
+        first_offsets[row + 1] = first_offsets[row]
+        if best >= 0:
+            start, end = offsets[best], offsets[best + 1]
+            cut = _four(data, start, end)
+            _put(data, start, cut, none, first_out, first_offsets, row)
+            names = _put(data, start, cut, _FIRST, name_out, name_offsets, names)
+            count = 0
+            for k in range(rows[row], rows[row + 1]):
+                if offsets[k] < offsets[k + 1] and _order(data, offsets[k], offsets[k + 1], start, end) != 0:
+                    count = _insert(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), held, count)
+            for k in range(count):
+                laters = _put(data, held[0, k], held[1, k], none, later_out, later_offsets, laters)
+                names = _put(data, held[0, k], held[1, k], _LATER, name_out, name_offsets, names)
+        later_rows[row + 1], subclass_rows[row + 1], name_rows[row + 1] = laters, subclasses, names
