@@ -70,13 +70,18 @@ def vectors(model: Network, text: str) -> torch.Tensor:
     return torch.stack([model.embedding.weight[max(1, id_ % model.config.buckets)] for id_ in ids])
 
 
+def judge(model: Network, text: torch.Tensor) -> torch.Tensor:
+    """The logits of a text's vector, scaled."""
+    return model.head((text - text.mean()) / text.std(correction=0))
+
+
 # -- what each computes ---------------------------------------------------------------------------------------------
 
 
 def test_average_is_the_mean_of_the_words_vectors() -> None:
     model = make("Average").eval()
 
-    expected = [model.head(vectors(model, TEXTS.texts[i]).mean(0)) for i in (0, 2, 4)]
+    expected = [judge(model, vectors(model, TEXTS.texts[i]).mean(0)) for i in (0, 2, 4)]
 
     assert torch.allclose(model(TEXTS.batch(np.array([0, 2, 4])).ids), torch.stack(expected), atol=1e-6)
 
@@ -90,7 +95,7 @@ def test_sif_weighs_by_counted_frequencies() -> None:
     counts = Counter(word for text in rows.texts for word in text.split())
     text = rows.texts[0]
     shares = torch.tensor([0.001 / (0.001 + counts[word] / counts.total()) for word in text.split()])
-    expected = model.head((shares[:, None] * vectors(model, text)).mean(0))
+    expected = judge(model, (shares[:, None] * vectors(model, text)).mean(0))
     assert torch.allclose(model(rows.batch(np.array([0])).ids)[0], expected, atol=1e-6)
 
 
@@ -99,7 +104,7 @@ def test_fasttext_averages_words_and_hashed_bigrams() -> None:
     a, b, c = (int(x) for x in words.encode(["one two three"])[0])
     grams = [a, b, c, a * 116049371 + b, b * 116049371 + c]
 
-    expected = model.head(model.embedding.weight[[max(1, gram % 1024) for gram in grams]].mean(0))
+    expected = judge(model, model.embedding.weight[[max(1, gram % 1024) for gram in grams]].mean(0))
 
     assert torch.allclose(model(torch.tensor([[a, b, c, 0]])), expected[None], atol=1e-6)
 
@@ -113,7 +118,7 @@ def test_attention_pooling_is_the_slow_loop() -> None:
     scores = [math.exp(sum(k * q for k, q in zip(key, model.query, strict=True)) / math.sqrt(32)) for key in keys]
 
     text = sum(score / sum(scores) * value for score, value in zip(scores, values, strict=True))
-    assert torch.allclose(model(TEXTS.batch(np.array([0, 4])).ids)[0], model.head(text), atol=1e-5)
+    assert torch.allclose(model(TEXTS.batch(np.array([0, 4])).ids)[0], judge(model, text), atol=1e-5)
 
 
 @torch.no_grad()
@@ -127,7 +132,7 @@ def test_self_attention_is_the_slow_loop() -> None:
         scores = [math.exp(float(i @ j) / math.sqrt(32)) for j in x]
         hidden.append(sum(score / sum(scores) * j for score, j in zip(scores, x, strict=True)))
 
-    expected = model.head(torch.stack(hidden).mean(0))
+    expected = judge(model, torch.stack(hidden).mean(0))
     assert torch.allclose(model(TEXTS.batch(np.array([0, 4])).ids)[0], expected, atol=1e-5)
 
 
@@ -143,7 +148,7 @@ def test_cnn_is_the_slow_loop_over_windows() -> None:
         ]
         features.append(torch.stack(answers).amax(0).relu())
 
-    expected = model.head(torch.cat(features))
+    expected = judge(model, torch.cat(features))
     assert torch.allclose(model(TEXTS.batch(np.array([0, 4])).ids)[0], expected, atol=1e-5)
 
 
