@@ -52,6 +52,21 @@ MODELS = {
     "byt5-random": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "random"}),
     "byt5-spaces": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "spaces"}),
     "byt5-extraction": Model("ewe.byt5:ByT5", ("bytes",), {"merge": "extraction"}),
+    "naive-bayes": Model("ewe.baselines.linear:Linear", (), {"method": "naive-bayes"}),
+    "logistic": Model("ewe.baselines.linear:Linear", (), {"method": "logistic"}),
+    "svm": Model("ewe.baselines.linear:Linear", (), {"method": "svm"}),
+    "knn": Model("ewe.baselines.neighbours:Neighbours"),
+    "rocchio": Model("ewe.baselines.neighbours:Rocchio"),
+    "average": Model("ewe.baselines.networks:Average"),
+    "sif": Model("ewe.baselines.networks:Sif"),
+    "dan": Model("ewe.baselines.networks:Dan"),
+    "fasttext": Model("ewe.baselines.networks:FastText"),
+    "attention-pooling": Model("ewe.baselines.networks:AttentionPooling"),
+    "self-attention": Model("ewe.baselines.networks:SelfAttention"),
+    "cnn": Model("ewe.baselines.networks:Cnn"),
+    "bilstm": Model("ewe.baselines.networks:BiLstm"),
+    "transformer": Model("ewe.baselines.networks:Transformer"),
+    "autoencoder": Model("ewe.baselines.networks:Autoencoder"),
 }
 
 
