@@ -173,6 +173,16 @@ def test_512_words_are_read(name: str) -> None:
     assert torch.allclose(first, second)
 
 
+@pytest.mark.parametrize("name", ["Average", "FastText", "Transformer"])
+def test_as_many_words_as_asked_for_are_read(name: str) -> None:
+    rows = Rows(["one two three four", "one two three", "one two"], np.zeros((3, 6), np.bool_))
+
+    first, second, third = make(name, longest=3).eval()(rows.batch(np.arange(3)).ids)
+
+    assert torch.allclose(first, second, atol=1e-6)
+    assert not torch.allclose(first, third, atol=1e-3)
+
+
 # -- what each learns -----------------------------------------------------------------------------------------------
 
 
@@ -262,6 +272,7 @@ def test_vectors_of_another_width_are_refused(width: int, tmp_path: Path) -> Non
     ("name", "options"),
     [
         ("Average", {"buckets": 1}),
+        ("Average", {"longest": 513}),
         ("Sif", {"a": 0.0}),
         ("Dan", {"depth": 0}),
         ("FastText", {"ngrams": 0}),

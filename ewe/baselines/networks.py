@@ -39,6 +39,8 @@ class NetworkConfig:
     """of the text's vector"""
     buckets: int = 2**16
     """rows of the word table; words that share one are one word"""
+    longest: int = TEXT_WORDS
+    """words read of each text, 512 at most"""
     vectors: str = ""
     """text file of word vectors to start from, a word and its `width` numbers a line"""
 
@@ -47,6 +49,8 @@ class NetworkConfig:
         for each in fields(self):
             if isinstance(value := getattr(self, each.name), int) and value < (2 if each.name == "buckets" else 1):
                 raise UsageError(f"{each.name} cannot be {value}.")
+        if self.longest > TEXT_WORDS:
+            raise UsageError(f"Of a text {TEXT_WORDS} words are kept; longest cannot be {self.longest}.")
 
     @classmethod
     def of(cls, sizes: Sizes, **options: Any) -> Self:
@@ -77,6 +81,10 @@ class Network(nn.Module):
         self.head = nn.Linear(features or config.width, config.labels)
 
     def forward(self, ids: Tensor) -> Tensor:  # noqa: D102  the class says it
+        return self.classify(ids[:, : self.config.longest])
+
+    def classify(self, ids: Tensor) -> Tensor:
+        """Hashed words, or what is hashed of them, int (B, n) -> logits (B, L)."""
         index = words.buckets(ids, self.config.buckets)
         mask = index > 0
         mask[:, 0] = True
@@ -167,7 +175,7 @@ class Sif(Network):
         super().prepare(split, rows, seed)
         counts = torch.zeros(self.config.buckets, dtype=torch.int64)
         for batch in split.batches(rows, ROWS):
-            index = words.buckets(batch.ids, self.config.buckets)
+            index = words.buckets(batch.ids[:, : self.config.longest], self.config.buckets)
             counts += index[index > 0].bincount(minlength=len(counts))
         p = counts / counts.sum().clamp(min=1)
         self.weights.copy_(self.config.a / (self.config.a + p))
@@ -218,11 +226,11 @@ class FastText(Network):
     config_class = FastTextConfig
 
     def forward(self, ids: Tensor) -> Tensor:  # noqa: D102
-        grams = [ids.long()]
+        grams = [ids[:, : self.config.longest].long()]
         for n in range(1, self.config.ngrams):
             longer = (grams[-1][:, :-1] * 116_049_371 + grams[0][:, n:]) & (2**63 - 1)
             grams.append(longer * (grams[0][:, n:] > 0))
-        return super().forward(torch.cat(grams, 1))
+        return self.classify(torch.cat(grams, 1))
 
 
 class AttentionPooling(Network):
@@ -325,7 +333,7 @@ class Transformer(Network):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        self.positions = nn.Parameter(torch.randn(TEXT_WORDS, config.width) * config.width**-0.5)
+        self.positions = nn.Parameter(torch.randn(config.longest, config.width) * config.width**-0.5)
         layer = nn.TransformerEncoderLayer(
             config.width, config.heads, 4 * config.width, config.dropout, "gelu", batch_first=True
         )
@@ -382,7 +390,8 @@ class Autoencoder(Network):
         plan = Plan(rows, 64, 1, steps, seed)
         with progress.bar("autoencode", steps, "steps") as advance:
             for step in range(steps):
-                index = words.buckets(split.batch(plan.rows(step)).ids.to(device), buckets).long()
+                ids = split.batch(plan.rows(step)).ids[:, : self.config.longest]
+                index = words.buckets(ids.to(device), buckets).long()
                 mask = index > 0
                 mask[:, 0] = True
                 log_p = decoder(self.pool(self.look_up(index), mask)).log_softmax(1).gather(1, index)
