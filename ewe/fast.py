@@ -105,7 +105,7 @@ class Graphed:
         self.rows = torch.zeros(config.batch_size, dtype=torch.int64, device=compute.device)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=False)  # fp16 takes the plain path
         self.on_card = compute.device.type == "cuda"
-        self._loss: Any = torch.compile(self._loss_of, dynamic=False) if self.on_card and _compiles() else self._loss_of
+        self._loss: Any = torch.compile(self._loss_of, dynamic=False) if self.on_card and compiles() else self._loss_of
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output = torch.zeros(())
 
@@ -164,7 +164,7 @@ class Graphed:
         torch.cuda.set_rng_state(random, device)
 
 
-def _compiles() -> bool:
+def compiles() -> bool:
     """Whether torch.compile has what it needs: Triton, and a C compiler for its launchers."""
     found = importlib.util.find_spec("triton") and (os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc"))
     if not found:

@@ -1,4 +1,8 @@
-"""Labels for new texts from a trained run."""
+"""Labels for new texts from a trained run.
+
+On a card, the host names a batch's labels while the card computes the next one's, and where many texts are to be
+read, BERT is compiled for batches of one size, to which the last is padded.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ewe import models, progress, rule, store
+from ewe import fast, models, progress, rule, store
 from ewe.batches import Meta, Split
+from ewe.bert import Bert
 from ewe.compute import Compute
 from ewe.elements import encode
 from ewe.embedding import ElementwiseEmbedding
@@ -25,10 +31,14 @@ from ewe.errors import DataError, UsageError
 from ewe.inputs import read_texts
 
 BATCH_SIZE = 128
+ON_CARD = 512  # texts at a time on a card
+MANY = 50_000  # texts whose time compiling pays for, on a card
 MAX_CLAIMS = 20  # where the run's texts did not come from claims
 ROW_GROUP = 16_384  # rows of a row group in the predictions' Parquet
 
+Chosen = Iterator[tuple[list[str], list[float]]]  # of each row label names and probabilities, most probable first
 Encoded = Iterator[tuple[Tensor | NDArray[Any], list[str]]]  # ids as the model reads them, and the texts' names
+Item = TypeVar("Item")
 Write = Callable[[list[str], list[list[str]], list[list[float]]], None]  # names, labels, probabilities
 
 
@@ -62,6 +72,14 @@ class Run:
                 module.fold()
         self.model.to(compute.device).eval()
         self.encode = self._encoder()
+        self.batch_size = ON_CARD if compute.device.type == "cuda" else BATCH_SIZE
+        self.one_size = False  # whether `logits` pads every batch to batch_size
+        self._forward: Any = self.model
+
+    def expect(self, texts: int) -> None:
+        """Make ready for so many texts: on a card, many are worth compiling BERT for batches of one size."""
+        if self.compute.device.type == "cuda" and texts >= MANY and isinstance(self.model, Bert) and fast.compiles():
+            self._forward, self.one_size = torch.compile(self.model, dynamic=False), True
 
     def check(self, tensors: Path, meta: Meta) -> None:
         """Raise DataError unless the tensors were encoded as this run's training tensors were."""
@@ -103,9 +121,15 @@ class Run:
     @torch.inference_mode()
     def logits(self, ids: Tensor | NDArray[Any]) -> Tensor:
         """Logits float32 (B, L), on the run's device, from ids as the model reads them."""
+        x = torch.as_tensor(ids)
+        B = len(x)
+        if self.one_size and (short := self.batch_size - B) > 0:
+            x = pad(x, (0, 0) * (x.ndim - 1) + (0, short))
+        if self.compute.device.type == "cuda" and not x.is_cuda:
+            x = x.pin_memory()
         with self.compute.autocast():
-            z: Tensor = self.model(torch.as_tensor(ids).to(self.compute.device))
-        return z.float()
+            z: Tensor = self._forward(x.to(self.compute.device, non_blocking=True))
+        return z[:B].float()
 
     def predict(self, texts: Sequence[str], top_k: int | None = 5) -> list[dict[str, float]]:
         """The labels of each text with their probabilities, most probable first.
@@ -115,25 +139,39 @@ class Run:
             top_k: how many; None for those that the run's rule predicts.
         """
         found: list[dict[str, float]] = []
-        for start in range(0, len(texts), BATCH_SIZE):
-            z = self.logits(self.encode(texts[start : start + BATCH_SIZE]))
+        for start in range(0, len(texts), self.batch_size):
+            z = self.logits(self.encode(texts[start : start + self.batch_size]))
             found += [dict(zip(names, p, strict=True)) for names, p in self.choose(z, top_k)]
         return found
 
-    def choose(self, logits: Tensor, top_k: int | None) -> Iterator[tuple[list[str], list[float]]]:
+    def choose(self, logits: Tensor, top_k: int | None) -> Chosen:
         """Label names and probabilities of each row of logits (B, L), most probable first."""
-        L = len(self.names)
+        return self.begin(logits, top_k)()
+
+    def begin(self, logits: Tensor, top_k: int | None) -> Callable[[], Chosen]:
+        """As `choose`, but the device's part alone; what is returned waits for it and gives the rows."""
         p = logits.sigmoid()
         if top_k is not None:
-            counts = [min(top_k, L)] * len(p)
+            counts = torch.full((len(p),), min(top_k, len(self.names)))
         else:
             predicted = self.rule(p)
-            counts = predicted.sum(1).tolist()
+            counts = predicted.sum(1)
             p = p.where(predicted, -1.0)
-        p, order = p.sort(descending=True, stable=True)
-        longest = max(counts, default=0)
-        for count, values, indices in zip(counts, p[:, :longest].tolist(), order[:, :longest].tolist(), strict=True):
-            yield [self.names[i] for i in indices[:count]], values[:count]
+        ranked = p.sort(descending=True, stable=True)
+        counts, p, order = (t[..., :top_k].to("cpu", non_blocking=True) for t in (counts[:, None], *ranked))
+        done = torch.cuda.Event() if logits.is_cuda else None  # type: ignore[no-untyped-call]
+        if done:
+            done.record()
+
+        def rows() -> Chosen:
+            if done:
+                done.synchronize()
+            longest = int(counts.max()) if len(counts) else 0
+            values, indices = p[:, :longest].tolist(), order[:, :longest].tolist()
+            for count, row, columns in zip(counts[:, 0].tolist(), values, indices, strict=True):
+                yield [self.names[i] for i in columns[:count]], row[:count]
+
+        return rows
 
 
 def load(run: Path | str, device: str = "auto", precision: str = "auto", threshold: str | float | None = None) -> Run:
@@ -177,7 +215,7 @@ def _parquet_writer(path: Path) -> Iterator[Write]:
 
         def write(ids: list[str], names: list[list[str]], probabilities: list[list[float]]) -> None:
             waiting.append(pa.record_batch([ids, names, probabilities], schema))
-            if len(waiting) * BATCH_SIZE >= ROW_GROUP:
+            if sum(map(len, waiting)) >= ROW_GROUP:
                 flush()
 
         yield write
@@ -227,20 +265,30 @@ def predict_file(
     opened = load(run, device, precision, threshold)
     is_tensors = (source / "meta.json").is_file()
     total, batches = _from_tensors(opened, source, split) if is_tensors else _from_texts(opened, source)
+    opened.expect(total or 0)
     rows = labels = 0
     with (
         store.publish(out) as path,
         WRITERS[out.suffix](path) as write,
         progress.bar("predict", total, "texts") as advance,
     ):
-        for ids, numbers in batches:
-            chosen = list(opened.choose(opened.logits(ids), top_k))
+        for numbers, chosen_rows in _one_ahead((n, opened.begin(opened.logits(ids), top_k)) for ids, n in batches):
+            chosen = list(chosen_rows())
             write(numbers, [names for names, _ in chosen], [p for _, p in chosen])
             rows, labels = rows + len(numbers), labels + sum(len(names) for names, _ in chosen)
             advance(len(numbers))
     if rows and not labels:
         progress.warn("No label's probability is above its threshold; ask for the best ones with --top-k.")
     return {"out": str(out), "rows": rows, "labels_a_row": labels / max(rows, 1), "made_up": opened.config["made_up"]}
+
+
+def _one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The items, each when the next has been made."""
+    held = list(islice(items, 1))
+    for item in items:
+        yield held.pop()
+        held.append(item)
+    yield from held
 
 
 def _from_tensors(run: Run, folder: Path, split: str | None) -> tuple[int, Encoded]:
@@ -251,8 +299,8 @@ def _from_tensors(run: Run, folder: Path, split: str | None) -> tuple[int, Encod
 
     def batches() -> Encoded:
         for each in splits:
-            for start in range(0, len(each), BATCH_SIZE):
-                rows = np.arange(start, min(start + BATCH_SIZE, len(each)))
+            for start in range(0, len(each), run.batch_size):
+                rows = np.arange(start, min(start + run.batch_size, len(each)))
                 yield each.batch(rows).ids, [number.decode() for number in each.numbers[rows].tolist()]
 
     return sum(map(len, splits)), batches()
@@ -262,7 +310,7 @@ def _from_texts(run: Run, source: Path) -> tuple[int | None, Encoded]:
     total, texts = read_texts(source, run.input["max_claims"] or MAX_CLAIMS)
 
     def batches() -> Encoded:
-        while chunk := list(islice(texts, BATCH_SIZE)):
+        while chunk := list(islice(texts, run.batch_size)):
             yield run.encode([text for _, text in chunk]), [name for name, _ in chunk]
 
     return total, batches()

@@ -110,6 +110,18 @@ def test_predictions_of_tensors(run: Path, tensors: Path, tmp_path: Path):
     assert not (tmp_path / "other.jsonl").exists()
 
 
+def test_batches_padded_to_one_size_give_the_same(run: Path, tensors: Path, tmp_path: Path):
+    ids = np.load(tensors / "test_2015a.bytes.npy")  # 20 rows
+    plain, padded = load(run, "cpu"), load(run, "cpu")
+    padded.one_size = True  # as on a card, where many rows are read
+    seen: list[tuple[int, ...]] = []
+    padded.model.register_forward_pre_hook(lambda _, given: seen.append(tuple(given[0].shape)))
+    found = padded.logits(ids)
+    assert seen == [(BATCH_SIZE, 8, 4)]
+    torch.testing.assert_close(found, plain.logits(ids), rtol=1e-5, atol=1e-6)
+    assert list(padded.choose(found, 3)) == list(plain.choose(found, 3))
+
+
 def test_every_source_gives_the_same(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     texts = ["A plough.", "", "Zwei Wörter", "x" * 100] * 40
     names = [f"US-{n}-B2" for n in range(len(texts))]
