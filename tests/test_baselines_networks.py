@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -37,6 +38,15 @@ NAMES = (
     "Autoencoder",
 )
 TEXTS = Rows(["one two three two", "", "four", "; ", "two one " * 9], np.zeros((5, 6), np.bool_))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads, and much slower where other tests use the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def make(name: str, labels: int = 6, **options: object) -> Network:
