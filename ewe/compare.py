@@ -221,8 +221,10 @@ def _fitting(model: str, folder: str, folders: Mapping[Path, Meta]) -> list[Path
 
 def _check_fits(system: System, meta: Meta, config: TrainConfig) -> None:
     """Have every shape refused before anything is trained."""
-    sizes = models.sizes_of(config, meta)
-    models.shape(system.model, sizes, meta.tokenizer, config.options)
+    try:
+        models.shape(system.model, models.sizes_of(config, meta), meta.tokenizer, config.options)
+    except UsageError as error:
+        raise UsageError(f"{system.name}: {error}") from None
 
 
 # -- one system, in a process of its own ------------------------------------------------------------------------------
