@@ -128,9 +128,9 @@ def _learn(
             counts = np.bincount(split.labels(rows)[1], minlength=len(meta.label_names))
             odds = (counts + 0.5) / (len(rows) - counts + 0.5)
             model.head.bias.data = torch.from_numpy(np.log(odds)).float()
+        model.to(compute.device)
         if hasattr(model, "prepare") and not checkpoint.latest(out):
             model.prepare(split, rows, config.seed)
-        model.to(compute.device)
         if world.size > 1:  # one start for all, and each its own dropout
             torch.manual_seed(config.seed + world.rank * 0x9E3779B9)
         stepper: Stepper | Graphed
