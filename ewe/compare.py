@@ -34,7 +34,7 @@ from ewe.errors import DataError, EweError, UsageError
 from ewe.evaluate import evaluate_run
 from ewe.metrics import POSITIONS, count, scores
 from ewe.models import MODELS
-from ewe.predict import BATCH_SIZE, load
+from ewe.predict import load
 from ewe.train import train_model
 
 GUESS = "most frequent labels"  # the row that any system must beat
@@ -274,7 +274,13 @@ def _measure(tensors: Path, run: Path, splits: list[str], settings: dict[str, An
     largest = Split.open(tensors, max(splits, key=lambda name: meta.splits[name]["rows"]), meta, opened.reads)
     begun = time.perf_counter()
     count(
-        opened.model, opened.compute, largest, np.arange(len(largest)), opened.names, opened.threshold, BATCH_SIZE
+        opened.model,
+        opened.compute,
+        largest,
+        np.arange(len(largest)),
+        opened.names,
+        opened.threshold,
+        opened.batch_size,
     ).report()
     seconds = time.perf_counter() - begun
     config = store.read_json(run / "config.json")

@@ -12,7 +12,7 @@ from ewe import progress, store
 from ewe.batches import Meta, Split, held_out
 from ewe.errors import UsageError
 from ewe.metrics import POSITIONS, count, most_frequent
-from ewe.predict import BATCH_SIZE, Run, load
+from ewe.predict import Run, load
 
 HOLDOUT = "holdout"  # the training rows that --holdout kept out of training
 
@@ -59,7 +59,9 @@ def evaluate_run(
     for name in names:
         chosen, rows = select(opened, tensors, meta, name)
         with progress.bar(f"evaluate {name}", len(rows), "texts") as advance:
-            counts = count(opened.model, opened.compute, chosen, rows, opened.names, opened.rule, BATCH_SIZE, advance)
+            counts = count(
+                opened.model, opened.compute, chosen, rows, opened.names, opened.rule, opened.batch_size, advance
+            )
         labels = opened.labels
         guess = most_frequent(opened.names, np.array(labels["counts"]), labels["rows"], counts)
         report = {"split": name, **counts.report(), "most_frequent": guess}

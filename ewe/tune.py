@@ -28,7 +28,7 @@ from ewe.batches import Batch, Meta
 from ewe.errors import DataError, UsageError
 from ewe.evaluate import HOLDOUT, select
 from ewe.metrics import Counter, Counts, read
-from ewe.predict import BATCH_SIZE, Run, load
+from ewe.predict import Run, load
 
 MINIMUM = 50  # held-out texts that bear a label, for a threshold of its own; with 20, noise ate the gain
 LOGITS = np.linspace(-8, 8, 2049)  # where bins meet, before the sigmoid: 1/128 apart
@@ -204,7 +204,7 @@ def _count(run: Run, tensors: Path, meta: Meta, name: str, counters: Sequence[Co
     """Let the counters see a split, or the held-out rows; returns how many rows."""
     split, rows = select(run, tensors, meta, name)
     with progress.bar(f"tune: {name}", len(rows), "texts") as advance:
-        read(run.model, run.compute, split, rows, counters, BATCH_SIZE, advance)
+        read(run.model, run.compute, split, rows, counters, run.batch_size, advance)
     return len(rows)
 
 
