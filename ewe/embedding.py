@@ -43,7 +43,7 @@ class _Lookup(torch.autograd.Function):
             alphabet = torch.arange(ALPHABET, device=ids.device, dtype=ids.dtype)
             total = (ids == alphabet[:, None]).to(grad.dtype) @ grad
         else:
-            total = grad.new_zeros(ALPHABET, grad.shape[-1]).index_put_((ids.long(),), grad, accumulate=True)
+            total = grad.new_zeros(ALPHABET, grad.shape[-1]).index_add_(0, ids.long(), grad)
         total[0] = 0  # padding stays the zero vector
         return total, None
 

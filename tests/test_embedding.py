@@ -208,3 +208,21 @@ def test_tokens():
     assert torch.equal(embedding(ids.to(torch.uint8)), found)
     with pytest.raises(ValueError, match="7 tokens are more than the embedding's 6 positions"):
         embedding(torch.ones(1, 7, dtype=torch.long))
+
+
+def test_the_backward_repeats_to_the_bit_however_many_threads():
+    """Large enough for torch to share the sum out; its index_put_ would then add in no fixed order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        embedding = ElementwiseEmbedding(128, 16, 8)
+        ids = torch.randint(0, 249, (32, 128, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        weights = torch.randn(32, 128, 128, generator=torch.Generator().manual_seed(1))
+        grads = []
+        for _ in range(5):
+            embedding.zero_grad()
+            (embedding(ids) * weights).sum().backward()
+            grads.append(embedding.elements.grad.clone())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(grad, grads[0]) for grad in grads)
