@@ -513,13 +513,14 @@ def _figure(table: Mapping[str, Any]) -> str:
             for key, label, marker, colour in marks:
                 found = [(y, row[split][key]) for y, row in enumerate(rows) if key in row[split]]
                 if found:
-                    x = [100 * value["mean"] for _, value in found]
+                    x, y = [100 * value["mean"] for _, value in found], [at for at, _ in found]
                     spread = [100 * value.get("deviation", 0.0) for _, value in found]
+                    axes.errorbar(x, y, xerr=spread, fmt="none", color=colour)
                     size = 7 if key == "f1" else 4.5
-                    y = [at for at, _ in found]
-                    axes.errorbar(x, y, xerr=spread, fmt=marker, color=colour, markersize=size, label=label, capsize=2)
+                    axes.plot(x, y, marker, color=colour, markersize=size, label=label, clip_on=False, zorder=3)
             axes.set_yticks(range(len(rows)), [row["system"] for row in rows] if not number else [""] * len(rows))
             axes.set_xlim(left=0)
+            axes.set_ylim(-0.6, len(rows) - 0.4)
             axes.set_xlabel("micro-F1, %")
             axes.grid(axis="both", color="#dddddd", linewidth=0.7)
             axes.set_axisbelow(True)
