@@ -10,6 +10,7 @@ Texts and codes stay in Arrow's buffers; Polars sees what decides where a row go
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -45,6 +46,7 @@ CONFIGS = ("relabeled", "no_first")  # folders of dataset/: rows with a code fla
 SHARD_ROWS = 250_000  # about 500 MB of Parquet
 ROW_GROUP = 4096  # rows
 CHUNK = 2048  # rows relabeled at once: some 7 MB of claims
+SLICE = 8192  # rows that are worth a thread where labels alone are asked for
 PART_ROWS = 8192  # small months share a hidden part, whose commit costs some disk syncs
 WORKERS = 2  # parts and shards in work at a time; more would multiply the memory
 
@@ -69,8 +71,12 @@ def first_later(frame: Frame, scheme: Scheme = "cpc") -> Frame:
     if isinstance(frame, pl.LazyFrame):
         columns = {**frame.collect_schema(), **LABELS}
         return frame.map_batches(lambda part: first_later(part, scheme), schema=columns, streamable=True)
-    labelled = codes.label(frame[scheme].rechunk().to_arrow())
-    return frame.with_columns(pl.Series(name, labelled[name], dtype) for name, dtype in LABELS.items())
+    step = max(SLICE, -(-len(frame) // (os.cpu_count() or 1)))
+    slices = [frame[scheme].slice(start, step) for start in range(0, max(len(frame), 1), step)]
+    with ThreadPoolExecutor() as pool:
+        labelled = list(pool.map(lambda part: codes.label(part.rechunk().to_arrow()), slices))
+    columns = {name: pa.chunked_array([part[name] for part in labelled]) for name in LABELS}
+    return frame.with_columns(pl.Series(name, columns[name], dtype) for name, dtype in LABELS.items())
 
 
 def first_claims(frame: pl.DataFrame, max_claims: int = 20) -> pl.DataFrame:
