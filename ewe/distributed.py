@@ -70,7 +70,7 @@ class World:
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is up in any process."""
-        return bool(self.sum(torch.tensor(int(flag), device=device)))
+        return bool(self.sum(torch.tensor(int(flag), device=device))) if self.size > 1 else flag
 
     def told(self, value: Any) -> Any:
         """The first process's value."""

@@ -63,15 +63,15 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     split = Split.open(tensors, "train", meta, network.reads)
     apart = held_out(split.numbers, config.holdout)
     rows, holdout = np.flatnonzero(~apart), np.flatnonzero(apart)
-    L = len(meta.label_names)
-    if not len(rows) or not L:
+    counts = np.bincount(split.labels(rows)[1], minlength=len(meta.label_names))
+    if not len(rows) or not len(counts):
         raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
     shape = models.shape(config.model, models.sizes_of(config, meta), meta.tokenizer, config.options)
 
     with World.join(compute.device) as world:
         if not world.leads:  # it takes part in the steps and in nothing else
             if not world.told(None):
-                _learn(out, config, compute, meta, split, rows, holdout, shape, world)
+                _learn(out, config, compute, meta, split, rows, holdout, counts, shape, world)
             return {"run": str(out)}
         with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
             if world.told(store.finished):
@@ -83,10 +83,9 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
                 store.write_json("config.json", facts | _circumstances(config, compute, meta, world))
                 if meta.tokenizer == "wordpiece":
                     store.write_text("tokenizer.json", (tensors / "tokenizer.json").read_text(encoding="utf-8"))
-                counts = np.bincount(split.labels(rows)[1], minlength=L).tolist()
                 labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
-                store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts})
-            model, learned, rate = _learn(out, config, compute, meta, split, rows, holdout, shape, world)
+                store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts.tolist()})
+            model, learned, rate = _learn(out, config, compute, meta, split, rows, holdout, counts, shape, world)
             with store.write("model.safetensors") as path:
                 save_file(model.state_dict(), path)
             if (out / journal.NAME).is_file():
@@ -113,6 +112,7 @@ def _learn(
     split: Split,
     rows: NDArray[np.int64],
     holdout: NDArray[np.int64],
+    counts: NDArray[np.int64],
     shape: dict[str, Any],
     world: World,
 ) -> tuple[nn.Module, dict[str, Any], float]:
@@ -125,7 +125,6 @@ def _learn(
             model.fit(split, rows, config.seed)
             return model, {}, len(rows) / (time.perf_counter() - begun)
         if config.prior_bias:
-            counts = np.bincount(split.labels(rows)[1], minlength=len(meta.label_names))
             odds = (counts + 0.5) / (len(rows) - counts + 0.5)
             model.head.bias.data = torch.from_numpy(np.log(odds)).float()
         model.to(compute.device)
@@ -228,7 +227,7 @@ class Training:
 
         with journal.Journal(self.run, step, keeps=self.world.leads) as log, _signals() as received, bar as advance:
             self.model.train()
-            while step < plan.steps and not self._stopped(received, step):
+            while not (stopped := self._stopped(received, step)) and step < plan.steps:
                 # -- one step ---------------------------------------------------------------------------------------
                 rows = plan.rows(step)
                 self.pending.append(self.stepper(rows, learning_rate(config, step, plan.steps)))
@@ -249,7 +248,6 @@ class Training:
                 # -- what it leaves ---------------------------------------------------------------------------------
                 if due:
                     self._save(log, step)
-            stopped = step < plan.steps or bool(received)
             if stopped:
                 self._settle(log, step)
                 self._save(log, step)
@@ -260,10 +258,9 @@ class Training:
         return loss, rate
 
     def _stopped(self, received: list[int], step: int) -> bool:
-        """Whether to stop before this step: all processes at the same one, so they ask each other now and then."""
-        if self.world.size == 1:
-            return bool(received)
-        return step % LOG_EVERY == 0 and self.world.any(bool(received), self.compute.device)
+        """Whether to stop before this step or after the last: all processes at the same one, so they ask."""
+        asks = self.world.size == 1 or step % LOG_EVERY == 0 or step == self.plan.steps
+        return asks and self.world.any(bool(received), self.compute.device)
 
     def _settle(self, log: journal.Journal, step: int) -> None:
         """Bring the losses of the last steps to the host and write them; stop where one is not finite."""
