@@ -178,8 +178,8 @@ def _systems(names: Sequence[str], runs: Sequence[Path], folders: Mapping[Path, 
     found: dict[str, System] = {}
     for name in names:
         group = _groups(name)
-        for model in group or [name]:
-            model, _, folder = model.partition("@")
+        for each in group or [name]:
+            model, _, folder = each.partition("@")
             fitting = _fitting(model, folder, folders)
             if not fitting and group:
                 continue
@@ -190,9 +190,7 @@ def _systems(names: Sequence[str], runs: Sequence[Path], folders: Mapping[Path, 
                     f"{model} reads tensors of --tokenizer {wanted}{where}, and none are named; encode them and name "
                     "their folder too."
                 )
-            found[f"{model}@{folder}" if folder else model] = System(
-                name=name if folder else model, model=model, tensors=fitting[0]
-            )
+            found[each] = System(each, model, fitting[0])
     for run in runs:
         store.read_manifest(run, "run")
         config = store.read_json(run / "config.json")
@@ -283,14 +281,14 @@ def _measure(tensors: Path, run: Path, splits: list[str], settings: dict[str, An
         opened.batch_size,
     ).report()
     seconds = time.perf_counter() - begun
-    config = store.read_json(run / "config.json")
+    config, summary = opened.config, store.read_manifest(run, "run")["summary"]
     return {
         "model": config["model"],
         "sizes": models.sizes(config["model"], config["shape"]),
-        "stored_numbers": store.read_manifest(run, "run")["summary"]["parameters"],
+        "stored_numbers": summary["parameters"],
         "training": config["training"],
         "preset": config["preset"],
-        "steps": store.read_manifest(run, "run")["summary"].get("steps"),
+        "steps": summary.get("steps"),
         "train_examples_per_second": trained.get("examples_per_second"),
         "inference_examples_per_second": len(largest) / seconds if len(largest) else None,
         "peak_memory_bytes": _peak_memory(),

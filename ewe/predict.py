@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ewe import fast, models, progress, rule, store
+from ewe import fast, models, progress, rule, store, words
 from ewe.batches import Meta, Split
 from ewe.bert import Bert
 from ewe.compute import Compute
@@ -29,6 +29,7 @@ from ewe.elements import encode
 from ewe.embedding import ElementwiseEmbedding
 from ewe.errors import DataError, UsageError
 from ewe.inputs import read_texts
+from ewe.tokens import WordPiece, codepoints
 
 BATCH_SIZE = 128
 ON_CARD = 512  # texts at a time on a card
@@ -104,17 +105,11 @@ class Run:
         """What makes ids of new texts, as encode made those of the tensors."""
         u, v, tokenizer = self.input["u"], self.input["v"], self.input["tokenizer"]
         if self.reads == "words":
-            from ewe import words
-
             return words.encode
         if tokenizer == "wordpiece":
-            from ewe.tokens import WordPiece
-
             pieces = WordPiece.load(self.folder / "tokenizer.json")
             return lambda texts: pieces.encode(texts, u).astype(np.int64)
         if tokenizer == "codepoints":
-            from ewe.tokens import codepoints
-
             return lambda texts: codepoints(texts, u).astype(np.int64)
         return partial(encode, u=u, v=v, tokenizer=tokenizer)
 
