@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
-from numba.extending import intrinsic
 
 from ewe.errors import UsageError
 from ewe.kernel import kernel
+from ewe.window import LETTERS, LINE, WINDOW, below, equal, lowest, ones, prefetch, put
 
 PAD, CLS, SEP, MASK, SHIFT = 0, 1, 2, 3, 4
 TEXT_WORDS = 512  # how much of a text is kept beside its bytes, for models that read words
@@ -34,13 +33,8 @@ _KIND[[*range(0x09, 0x0E), *range(0x1C, 0x21)]] = _SPACE
 _KIND[0x00] = _NUL
 _KIND[[0xC2, 0xE1, 0xE2, 0xE3]] = _WIDE  # lead bytes of the 19 white-space characters beyond ASCII
 
-# Eight bytes in one 64-bit word, each byte the same.
-_LOW = np.uint64(0x7F7F7F7F7F7F7F7F)
-_HIGH = np.uint64(0x8080808080808080)
-_ABOVE_SPACE = np.uint64(0x5F5F5F5F5F5F5F5F)  # added to a byte of 0x21 or more, it sets the high bit
-_BLANKS = np.uint64(0x2020202020202020)
-_SHIFTS = np.uint64(0x0404040404040404)
-_0, _1, _7, _8, _63 = (np.uint64(n) for n in (0, 1, 7, 8, 63))
+_NONE, _ONE, _LAST = (np.uint64(n) for n in (0, 1, WINDOW - 1))
+_LETTER_BYTES = 7  # of a word and the blank behind it, on average and a bit more
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -52,65 +46,6 @@ class Counts(NamedTuple):
     materials: int  # written, without CLS and SEP
     materials_cut: int  # words longer than v bytes
     rows_cut: int  # rows with more text than u - 2 materials hold
-
-
-# What numba lacks: single machine instructions on a 64-bit word, here eight bytes at any place of an array.
-
-
-def _pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Where byte arguments[1] of the array arguments[0] lies, as a pointer to a 64-bit word."""
-    array = context.make_array(signature.args[0])(context, builder, arguments[0])
-    word = context.get_value_type(types.uint64).as_pointer()
-    return builder.bitcast(builder.gep(array.data, [arguments[1]]), word)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _load(_context: Any, data: Any, _i: Any) -> Any:
-    """Eight bytes from data[i] on, the first one lowest."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = builder.load(_pointer(context, builder, signature, arguments))
-        word.align = 1
-        return word
-
-    return types.uint64(data, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _store(_context: Any, data: Any, _i: Any, _x: Any) -> Any:
-    """Put x's eight bytes at data[i], the lowest one first."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[2], _pointer(context, builder, signature, arguments)).align = 1
-        return context.get_dummy_value()
-
-    return types.void(data, types.int64, types.uint64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _ones(_context: Any, _x: Any) -> Any:
-    """How many bits are set."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.uint64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _lowest(_context: Any, _x: Any) -> Any:
-    """Which bit is the lowest one set."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, 0))
-
-    return types.int64(types.uint64), generate
-
-
-@kernel
-def _not_plain(x: np.uint64) -> np.uint64:
-    """The high bit of each of eight bytes that is not in 0x21..0x7F."""
-    return ~((x & _LOW) + _ABOVE_SPACE & ~x) & _HIGH
 
 
 @kernel
@@ -143,33 +78,42 @@ def _classify(data: Bytes, i: int, end: int) -> tuple[int, int]:
 
 
 @kernel
+def _blanks_and_odd(data: Bytes, i: int) -> tuple[np.uint64, np.uint64]:
+    """Masks of a window: blanks, and what is neither a blank nor a letter of ASCII."""
+    blanks = equal(data, i, 0x20)
+    return blanks, (below(data, i, 0x21) ^ blanks) | ~below(data, i, 0x80)
+
+
+@kernel
 def _skip_words(data: Bytes, i: int, end: int, count: int, limit: int) -> tuple[int, int]:
     """Read on from between two words, `count` of them behind, to the end of word number `limit`.
 
     Returns:
         (where that is, limit), or (end, number of words in all) where there are fewer.
     """
-    inside = _0  # 1 within a word
+    inside = _NONE  # 1 within a word
     while i < end:
-        if i + 8 <= end and count + 4 < limit:  # eight bytes start at most four words
-            x = _load(data, i)
-            stops = _not_plain(x)
-            differ = x ^ _BLANKS
-            if stops == ~((differ & _LOW) + _LOW | differ | _LOW):  # letters and blanks alone
-                letters = ~stops & _HIGH
-                count += _ones(letters & ~(letters << _8 | inside << _7))
-                inside = letters >> _63
-                i += 8
+        if i + WINDOW <= end:
+            blanks, odd = _blanks_and_odd(data, i)
+            letters = ~blanks
+            words = count + ones(letters & ~(letters << _ONE | inside))
+            if odd == _NONE and words < limit:
+                count = words
+                inside = letters >> _LAST
+                i += WINDOW
                 continue
-        kind, width = _classify(data, i, end)
-        if kind == _LETTER and inside == _0:
-            count += 1
-            inside = _1
-        elif kind == _SPACE:
-            if inside == _1 and count == limit:
-                return i, count
-            inside = _0
-        i += width
+        for _ in range(WINDOW):  # a byte at a time, and no second look at this window
+            kind, width = _classify(data, i, end)
+            if kind == _LETTER and inside == _NONE:
+                count += 1
+                inside = _ONE
+            elif kind == _SPACE:
+                if inside == _ONE and count == limit:
+                    return i, count
+                inside = _NONE
+            i += width
+            if i >= end:
+                break
     return end, count
 
 
@@ -177,8 +121,9 @@ def _skip_words(data: Bytes, i: int, end: int, count: int, limit: int) -> tuple[
 def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[int, int, int]:
     """Rows of words.
 
-    Eight letters are read, shifted and written at once where neither text nor material ends
-    before; the bytes behind a stop are masked to the zeros that stand there anyway.
+    A window shows where its words end, and each goes out as 16 letters at once: what is behind its end is zeros, and
+    what is behind its v letters the next word covers. Texts lie far apart: the next one's words are on their way while
+    this one's are read.
     """
     N, u, v = out.shape
     keep = TEXT_WORDS if lengths.size else 0
@@ -186,49 +131,44 @@ def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tu
     materials = words_cut = rows_cut = 0
     for n in range(N):
         i, end = offsets[n], offsets[n + 1]
-        to = n * u * v
-        flat[to : to + u * v] = PAD
-        flat[to] = CLS
-        to += v
-        m = 0
-        length = 0  # of the current word, cut or not
-        while i < end and m < u - 2:
-            byte = data[i]
-            if i + 8 <= end and (length + 8 <= v or length >= v):
-                x = _load(data, i)
-                stops = _not_plain(x)
-                if stops == _0:
-                    if length < v:
-                        _store(flat, to + length, x + _SHIFTS)
-                    i += 8
-                    length += 8
+        if n + 1 < N:
+            for line in range(end, min(end + u * _LETTER_BYTES, offsets[n + 2]), LINE):
+                prefetch(data, line)
+        row = n * u * v
+        flat[row : row + u * v] = PAD
+        flat[row] = CLS
+        to, last = row + v, row + (u - 1) * v
+        while i < end and to < last:
+            if i + WINDOW + LETTERS <= end and to + LETTERS <= last + v:
+                blanks, odd = _blanks_and_odd(data, i)
+                stops = blanks & ((odd & (~odd + _ONE)) - _ONE)  # those before anything odd
+                window, begin = i, i
+                while stops != _NONE and to + LETTERS <= last + v and to < last:
+                    stop = window + lowest(stops)
+                    length = stop - i
+                    if length > LETTERS < v:
+                        break
+                    put(flat, to, data, i, min(length, v), SHIFT)
+                    words_cut += length > v
+                    to += v if length else 0
+                    stops &= stops - _ONE
+                    i = stop + 1
+                if i > begin:
                     continue
-                if length < v:
-                    before = ((stops & (~stops + _1)) >> _7) - _1  # every bit of the letters before the first stop
-                    _store(flat, to + length, (x + _SHIFTS) & before)
-                plain = _lowest(stops) >> 3
-                i += plain
-                length += plain
-                byte = np.uint8(x >> np.uint64(plain * 8))
-            if byte == 0x20:
-                kind, width = np.uint8(_SPACE), 1
-            else:
+            length = 0
+            while i < end:  # a word, a byte at a time
                 kind, width = _classify(data, i, end)
-            if kind == _LETTER:
-                if length < v:
-                    flat[to + length] = byte + SHIFT
-                length += 1
-            elif kind == _SPACE and length:
-                m += 1
-                to += v
-                words_cut += length > v
-                length = 0
-            i += width
-        if length:
-            m += 1
-            to += v
+                if kind == _LETTER:
+                    if length < v:
+                        flat[to + length] = data[i] + SHIFT
+                    length += 1
+                elif kind == _SPACE and length:
+                    break
+                i += width
             words_cut += length > v
+            to += v if length else 0
         flat[to] = SEP
+        m = (to - row) // v - 1
         materials += m
         stop, count = _skip_words(data, i, end, m, max(keep, m + 1))
         rows_cut += count > m
@@ -254,13 +194,11 @@ def _bytes(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[i
         to += v
         length = 0
         while i < end and length < room:
-            if i + 8 <= end and length + 8 <= room:
-                x = _load(data, i)
-                if ((x & _LOW) + _LOW | x) & _HIGH == _HIGH:  # no NUL
-                    _store(flat, to + length, x + _SHIFTS)
-                    i += 8
-                    length += 8
-                    continue
+            if i + WINDOW <= end and length + LETTERS <= room and lowest(equal(data, i, 0)) >= LETTERS:
+                put(flat, to + length, data, i, LETTERS, SHIFT)
+                i += LETTERS
+                length += LETTERS
+                continue
             if data[i] != 0:
                 flat[to + length] = data[i] + SHIFT
                 length += 1

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
+from ewe.window import WINDOW, below, copy, equal, lowest, ones
 
 CLAIM_END = "\u2029"
 
@@ -232,10 +233,12 @@ def _is_preamble(text: str) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The kernel: the same, a byte at a time. What is rare (an entity of a long name, an odd preamble) it leaves to Python.
+# The kernel: the same, a window or a byte at a time. What is rare (an entity of a long name, an odd preamble) it leaves
+# to Python.
 
 
 _ASK = -1  # Python must do this row
+_ONE = np.uint64(1)
 _SPACE, _LINE, _NOT_WHITE = ord(" "), ord("\n"), 0
 _BREAKS = "\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"  # what str.splitlines() splits at
 _BLANKS = "\t\x1f\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
@@ -310,15 +313,53 @@ def _entity(body: NDArray[np.uint8]) -> int:
 
 
 @kernel
+def _holds(data: NDArray[np.uint8], i: int, stop: int, byte: int) -> bool:
+    """Whether data[i:stop] has a byte."""
+    while i + WINDOW <= stop:
+        if equal(data, i, byte):
+            return True
+        i += WINDOW
+    while i < stop:
+        if data[i] == byte:
+            return True
+        i += 1
+    return False
+
+
+@kernel
+def _look(data: NDArray[np.uint8], i: int, in_gap: bool, entities: bool) -> tuple[np.uint64, np.uint64]:
+    """Masks of a window: spaces, and where a byte may have to change or takes away the space before it."""
+    spaces = equal(data, i, ord(" "))
+    closing = equal(data, i, ord(",")) | equal(data, i, ord(".")) | equal(data, i, ord(";"))
+    odd = (spaces << _ONE | np.uint64(in_gap)) & (spaces | closing) | below(data, i, ord(" "))
+    for lead in (0xC2, 0xE1, 0xE2, 0xE3):  # _WIDE
+        odd |= equal(data, i, lead)
+    if entities:
+        odd |= equal(data, i, ord(";"))
+    return spaces, odd
+
+
+@kernel
 def _flow_row(data: NDArray[np.uint8], i: int, stop: int, out: NDArray[np.uint8], start: int) -> int:
     """`_flow` of data[i:stop] to out[start:]; returns its end, or _ASK."""
     w = start
     in_gap = True  # the last byte written is white, or none is
+    entities = _holds(data, i, stop, ord("&"))
     while i < stop:
+        if i + WINDOW <= stop and w + WINDOW <= len(out):  # what stays as it is goes at once
+            spaces, odd = _look(data, i, in_gap, entities)
+            copy(out, w, data, i)
+            plain = lowest(odd)
+            i += plain
+            w += plain
+            if plain:
+                in_gap = bool(spaces >> np.uint64(plain - 1) & _ONE)
+            if plain == WINDOW:
+                continue
         byte = data[np.uintp(i)]  # unsigned: no test for a negative index, which would halve the speed
         kind = _KIND[byte]
         i += 1
-        if kind <= _ONE_SPACE:  # nearly every byte: no branch on what it is
+        if kind <= _ONE_SPACE:
             out[np.uintp(w)] = byte
             w += kind == _PLAIN or not in_gap
             in_gap = kind == _ONE_SPACE
@@ -394,15 +435,31 @@ def _is_preamble_row(text: NDArray[np.uint8]) -> int:
 
 
 @kernel
+def _next_dot(out: NDArray[np.uint8], p: int, stop: int) -> int:
+    """Where the next dot with white space behind it stands in out[p:stop]; stop where there is none."""
+    while p + WINDOW <= len(out) and p < stop:
+        white = equal(out, p, _SPACE) | equal(out, p, _LINE)
+        found: int = lowest(equal(out, p, ord(".")) & white >> _ONE)
+        if found < WINDOW:
+            return min(p + found, stop)
+        p += WINDOW - 1
+    while p < stop - 1:
+        if out[p] == ord(".") and (out[p + 1] == _SPACE or out[p + 1] == _LINE):
+            return p
+        p += 1
+    return stop
+
+
+@kernel
 def _markers_row(out: NDArray[np.uint8], start: int, stop: int, markers: NDArray[np.int64]) -> int:
     """`_markers` of out[start:stop] into markers; returns how many, or _ASK."""
     found = 0
     for only_lines in (True, False):
         p = markers[found - 1, 1] if found else start
-        while p < stop - 1:
-            p += 1
-            if out[p - 1] != ord(".") or (out[p] != _SPACE and out[p] != _LINE):
-                continue
+        while True:
+            p = _next_dot(out, p, stop) + 1
+            if p >= stop:
+                break
             begin = p - 1
             n = 0
             power = 1
@@ -426,6 +483,29 @@ def _markers_row(out: NDArray[np.uint8], start: int, stop: int, markers: NDArray
             markers[found, 1] = p + 1
             found += 1
     return found
+
+
+@kernel
+def _move(text: NDArray[np.uint8], w: int, begin: int, end: int) -> int:
+    """Move text[begin:end] down to text[w:], line breaks becoming spaces; returns how many characters that are."""
+    characters = end - begin
+    p = begin
+    while p + WINDOW <= end:
+        characters -= ones(below(text, p, 0xC0) & ~below(text, p, 0x80))
+        lines = equal(text, p, _LINE)
+        copy(text, w, text, p)
+        while lines:
+            text[w + lowest(lines)] = _SPACE
+            lines &= lines - _ONE
+        p += WINDOW
+        w += WINDOW
+    while p < end:
+        byte = text[np.uintp(p)]
+        text[np.uintp(w)] = _SPACE if byte == _LINE else byte
+        characters -= byte & 0xC0 == 0x80
+        p += 1
+        w += 1
+    return characters
 
 
 @kernel
@@ -467,11 +547,8 @@ def _join_rows(
                 characters += 1
             claim_offsets[k] = characters
             k += 1
-            for p in range(begin, end):
-                byte = text[np.uintp(p)]
-                text[np.uintp(w)] = _SPACE if byte == _LINE else byte
-                w += 1
-                characters += byte & 0xC0 != 0x80
+            characters += _move(text, w, begin, end)
+            w += end - begin
         n_claims[row] = found
         row += 1
         text_offsets[row] = w

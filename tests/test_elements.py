@@ -36,9 +36,11 @@ characters = st.one_of(
     st.sampled_from(SPACES + ODD + LETTERS),
     st.characters(exclude_categories=[]),  # surrogates too
 )
+prose = st.lists(st.text("etaoins", min_size=1, max_size=20), min_size=10, max_size=60).map(" ".join)  # windows of it
 texts = st.lists(
     st.one_of(
         characters,
+        prose,
         st.text("etaoins", min_size=1, max_size=30),
         st.sampled_from([" ", "  ", "\xa0", "\u2003"]),
         st.sampled_from(LETTERS).map(lambda letter: letter * 9),

@@ -66,7 +66,11 @@ entities = st.builds(
     | st.integers(0, 0x110010).map("#{}".format)
     | st.integers(0, 0x110010).map("#x{:X}".format),
 )
-documents = st.lists(texts | entities, max_size=4).map("".join)
+words = st.text("etaoins,.;", min_size=1, max_size=12) | st.sampled_from(
+    ["2.", "3. A", "é", "≦", "a\nb", "a ,", "&lt;"]
+)
+prose = st.lists(words, min_size=20, max_size=60).map(" ".join)  # longer than a window of the kernel
+documents = st.lists(texts | entities | prose, max_size=4).map("".join)
 
 
 @given(documents | st.text(st.characters()))

@@ -20,6 +20,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 WIDEST = 16  # bytes of a subclass's four characters
+_LONG = np.uint64(255)
 RANK = 6  # bytes of "First-" and of "Later-"
 _FIRST, _LATER = (np.frombuffer(rank, np.uint8) for rank in (b"First-", b"Later-"))
 
@@ -36,24 +37,24 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
     """
     N = len(codes)
     fields = dict(zip((field.name for field in codes.type.value_type), codes.flatten().flatten(), strict=True))
-    cleaned = pl.Series(fields["code"], dtype=pl.String).str.replace_all(r"\s+", "").fill_null("").rechunk().to_arrow()
-    cleaned = cleaned.cast(pa.large_string())
-    _, offsets, data = cleaned.buffers()
+    data, offsets = _without_white_space(fields["code"])
     known = [pc.fill_null(fields[name], fill_value=False) for name in ("first", "inventive")]
     rows = np.zeros(N + 1, np.int64)
     np.cumsum(pc.list_value_length(codes).fill_null(0).to_numpy(), out=rows[1:])
-    M = len(cleaned)
+    M = len(offsets) - 1
+    most = int(np.diff(rows).max(initial=1))
     listed, several = np.zeros(N, np.bool_), np.zeros(N, np.bool_)
     first = _Strings(N, N, WIDEST)
     later, subclasses, names = _Strings(N, M, WIDEST), _Strings(N, M, WIDEST), _Strings(N, M, WIDEST + RANK)
     _label_rows(
-        np.frombuffer(data or b"", np.uint8),
-        np.frombuffer(offsets, np.int64)[cleaned.offset :],
+        data,
+        offsets,
         *(flags.to_numpy(zero_copy_only=False) for flags in known),
         rows,
         listed,
         several,
-        np.empty((3, max(1, int(np.diff(rows).max(initial=1)))), np.int64),
+        np.empty((2, most), np.int64),
+        np.empty(most, np.uint64),
         *first.arrays[:2],
         *(array for strings in (later, subclasses, names) for array in strings.arrays),
     )
@@ -65,6 +66,17 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
         "several_first": pa.array(several),
         "label_names": names.lists(absent),
     }
+
+
+def _without_white_space(codes: pa.Array) -> tuple[Bytes, Ints]:
+    """UTF-8 of all codes, '' for null, and where each starts (M+1)."""
+    codes = pc.fill_null(codes, "").cast(pa.large_string())
+    data = np.frombuffer(codes.buffers()[2] or b"", np.uint8)
+    if ((data <= ord(" ")) | (data >= 0x80)).any():  # nearly never: the pattern takes as long as the rule
+        codes = pl.Series(codes).str.replace_all(r"\s+", "").rechunk().to_arrow()
+    _, offsets, data = codes.buffers()
+    offsets = np.frombuffer(offsets or bytes(8), np.int64)
+    return np.frombuffer(data or b"", np.uint8), offsets[codes.offset : codes.offset + len(codes) + 1]
 
 
 class _Strings:
@@ -107,19 +119,35 @@ def _four(data: Bytes, start: int, end: int) -> int:
 
 
 @kernel
-def _insert(data: Bytes, start: int, end: int, held: Any, count: int) -> int:
+def _key(data: Bytes, start: int, end: int) -> np.uint64:
+    """A number that orders strings as their bytes do: the first seven and how many there are, 255 for more than seven.
+
+    Of two strings with 255 and equal keys `_order` must decide.
+    """
+    key = np.uint64(0)
+    for p in range(start, start + 7):
+        key = key << np.uint64(8) | np.uint64(data[p] if p < end else 0)
+    return key << np.uint64(8) | np.uint64(end - start if end - start <= 7 else _LONG)
+
+
+@kernel
+def _insert(data: Bytes, start: int, end: int, held: Any, keys: Any, count: int) -> int:
     """Put a string among the sorted distinct ones in held[:, :count]; returns their new count."""
+    key = _key(data, start, end)
     place = count
-    while place > 0:
-        order: int = _order(data, start, end, held[0, place - 1], held[1, place - 1])
-        if order == 0:
-            return count
-        if order > 0:
-            break
+    while place > 0 and key <= keys[place - 1]:
+        if key == keys[place - 1]:
+            order: int = 0
+            if key & _LONG == _LONG:
+                order = _order(data, start, end, held[0, place - 1], held[1, place - 1])
+            if order == 0:
+                return count
+            if order > 0:
+                break
         place -= 1
     for k in range(count, place, -1):
-        held[0, k], held[1, k] = held[0, k - 1], held[1, k - 1]
-    held[0, place], held[1, place] = start, end
+        held[0, k], held[1, k], keys[k] = held[0, k - 1], held[1, k - 1], keys[k - 1]
+    held[0, place], held[1, place], keys[place] = start, end, key
     return count + 1
 
 
@@ -147,6 +175,7 @@ def _label_rows(
     listed: NDArray[np.bool_],
     several: NDArray[np.bool_],
     held: Ints,
+    keys: NDArray[np.uint64],
     first_out: Bytes,
     first_offsets: Ints,
     later_out: Bytes,
@@ -181,7 +210,7 @@ def _label_rows(
         count = 0
         for k in range(rows[row], rows[row + 1]):
             if offsets[k] < offsets[k + 1]:
-                count = _insert(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), held, count)
+                count = _insert(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), held, keys, count)
         for k in range(count):
             subclasses = _put(data, held[0, k], held[1, k], none, subclass_out, subclass_offsets, subclasses)
         first_offsets[row + 1] = first_offsets[row]
@@ -190,11 +219,14 @@ def _label_rows(
             cut = _four(data, start, end)
             _put(data, start, cut, none, first_out, first_offsets, row)
             names = _put(data, start, cut, _FIRST, name_out, name_offsets, names)
-            count = 0
+            shared = False  # by another full code, so that First's subclass is a Later, too
             for k in range(rows[row], rows[row + 1]):
-                if offsets[k] < offsets[k + 1] and _order(data, offsets[k], offsets[k + 1], start, end) != 0:
-                    count = _insert(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), held, count)
+                shared = shared or (
+                    _order(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), start, cut) == 0
+                    and _order(data, offsets[k], offsets[k + 1], start, end) != 0
+                )
             for k in range(count):
-                laters = _put(data, held[0, k], held[1, k], none, later_out, later_offsets, laters)
-                names = _put(data, held[0, k], held[1, k], _LATER, name_out, name_offsets, names)
+                if shared or _order(data, held[0, k], held[1, k], start, cut) != 0:
+                    laters = _put(data, held[0, k], held[1, k], none, later_out, later_offsets, laters)
+                    names = _put(data, held[0, k], held[1, k], _LATER, name_out, name_offsets, names)
         later_rows[row + 1], subclass_rows[row + 1], name_rows[row + 1] = laters, subclasses, names

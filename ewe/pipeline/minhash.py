@@ -18,11 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasketch import MinHash
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
+from ewe.window import lowest
 
 WORDS = 5
 PERMUTATIONS = 128
@@ -173,16 +172,6 @@ _BLANKS = np.uint64(0x2020202020202020)
 _BYTE, _1, _3, _7, _8, _16, _24, _32, _40, _48, _56 = map(np.uint64, (255, 1, 3, 7, 8, 16, 24, 32, 40, 48, 56))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _lowest(_context: Any, _x: Any) -> Any:
-    """Number of zero bits below the lowest one."""
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, 1))
-
-    return types.uint64(types.uint64), generate
-
-
 @kernel
 def _over(sliced: UInt32, x: np.uint64) -> np.uint64:
     """The register after eight bytes, the register before them being in x already."""
@@ -254,11 +243,11 @@ def _crcs(
         x ^= _BLANKS
         blanks = ~((x & _LOW) + _LOW | x | _LOW)
         for _ in range(2):  # without a branch, since nothing predicts where words end
-            stops[words] = np.uint64(8 * c) + (_lowest(blanks) >> _3)
+            stops[words] = np.uint64(8 * c) + (np.uint64(lowest(blanks)) >> _3)
             words += blanks != np.uint64(0)
             blanks &= blanks - _1
         while blanks:
-            stops[words] = np.uint64(8 * c) + (_lowest(blanks) >> _3)
+            stops[words] = np.uint64(8 * c) + (np.uint64(lowest(blanks)) >> _3)
             words += 1
             blanks &= blanks - _1
     while stops[words - 1] > np.uint64(end - start):
