@@ -7,7 +7,8 @@ Of each size: sample, fetch, relabel, encode, dedup, one after the other, each a
 processor time and peak memory (the kernel's count of resident bytes, page cache that is mapped included). A folder that
 no later step reads is removed. Then, from the smallest to the largest size:
 
-    linear          seconds a row over those of the largest size; 1 is linear, start-up weighs on small sizes
+    linear          seconds a row over those of the largest size; 1 is linear, 2 to 3 s of start-up weigh on small ones
+    growing         the same of the rows by which a size exceeds the one before it, so that start-up falls out
     memory          peak over that of the smallest size
     the whole way   seconds from raw shards to tensors and duplicates (relabel, encode, dedup)
 
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,11 @@ def whole_way(rows: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+def _growing(before: dict[str, Any], after: dict[str, Any], step: str) -> float:
+    """Seconds a row of those that `before` did not have."""
+    return float((after[step]["seconds"] - before[step]["seconds"]) / (after["rows"] - before["rows"]))
+
+
 def main() -> None:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,6 +111,13 @@ def main() -> None:
             step: {
                 rows: round(each[step]["seconds"] / each["rows"] / (last[step]["seconds"] / last["rows"]), 3)
                 for rows, each in runs.items()
+            }
+            for step in STEPS
+        },
+        "growing": {
+            step: {
+                rows: round(_growing(runs[before], each, step) / _growing(runs[sizes[-2]], last, step), 3)
+                for (before, _), (rows, each) in pairwise(runs.items())
             }
             for step in STEPS
         },

@@ -2,17 +2,17 @@
 
     python examples/ray_parts.py RAW DATASET TENSORS [--workers N]
 
-The commands' own functions run here and hold the folders; what is local to a part (relabeling months, signing a stretch
-of rows, encoding a shard) goes to the cluster instead of to a thread. The folders are, byte for byte, those of one
-process, and the same call again goes on where it stopped. They lie on a disk that all machines see under one path.
-The cluster is the one that RAY_ADDRESS names, or a local one of N workers.
+The commands' own functions run here and hold the folders; what is local to a part (relabeling a shard's months,
+signing a stretch of rows, encoding a shard) goes to the cluster instead of to a thread. The folders are, byte for
+byte, those of one process, and the same call again goes on where it stopped. They lie on a disk that all machines see
+under one path. The cluster is the one that RAY_ADDRESS names, or a local one of N workers.
 """
 
 import copy
 import importlib
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,17 +40,30 @@ class Files:
 
 
 @ray.remote
-def run(files: Files, module: str, function: str, *arguments: Any) -> dict[str, dict[str, Any]]:
-    """One part of a step; returns what there is to record of the files that it wrote."""
-    getattr(importlib.import_module(module), function)(files, *arguments)
-    return files.facts
+def run(files: Files, module: str, function: str, *arguments: Any) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """One part of a step; returns what it does, and what there is to record of the files that it wrote."""
+    result = getattr(importlib.import_module(module), function)(files, *arguments)
+    return result, files.facts
 
 
-def on_cluster(store: Store, module: str, function: str, *arguments: Any) -> None:
+def on_cluster(store: Store, module: str, function: str, *arguments: Any) -> Any:
     """One part of a step as a task, its files recorded here."""
     files = Files(store.folder, frozenset(store.manifest["files"]))
-    for name, facts in ray.get(run.remote(files, module, function, *arguments)).items():
-        store.record(name, facts)
+    result, facts = ray.get(run.remote(files, module, function, *arguments))
+    for name, fact in facts.items():
+        store.record(name, fact)
+    return result
+
+
+def silent(_rows: int) -> None:
+    """Progress that a task shows: none."""
+
+
+def write_shard(store: Store, shard: relabel.Shard, how: relabel.How, advance: Callable[[int], None]) -> Any:
+    """As relabel's own."""
+    tally = on_cluster(store, relabel.__name__, "_write_shard", shard, how, silent)
+    advance(store.rows(shard.name("relabeled")))
+    return tally
 
 
 def encode_split(store: Store, source: Any, name: str, split: encode.Split, form: encode.Form) -> None:
@@ -63,7 +76,7 @@ def encode_split(store: Store, source: Any, name: str, split: encode.Split, form
         alone, folder = copy.copy(source), store.folder / ".shards" / f"{name}-{number}"
         alone._files = {name: [shard]}
         parts.append((folder, run.remote(Files(folder), encode.__name__, "_encode_split", alone, name, split, form)))
-    parts = [(folder, ray.get(facts)) for folder, facts in parts]
+    parts = [(folder, ray.get(done)[1]) for folder, done in parts]
     for file, kind in layout.items():
         facts = sum((Counter(facts[file]) for _, facts in parts), Counter())
         facts = {key: facts[key] for key in parts[0][1][file]} | {"rows": split.rows}
@@ -80,7 +93,7 @@ def main(raw: Path, dataset: Path, tensors: Path, workers: int | None = None) ->
     """Make DATASET and TENSORS of RAW on the cluster that RAY_ADDRESS names, or on a local one."""
     raw, dataset, tensors = (path.resolve() for path in (raw, dataset, tensors))
     ray.init(num_cpus=workers, include_dashboard=False if workers else None)
-    relabel._write_part = lambda store, *rest: on_cluster(store, relabel.__name__, "_write_part", *rest)
+    relabel._write_shard = write_shard
     dedup._sign = lambda store, part: on_cluster(store, dedup.__name__, "_sign", part)
     encode._encode_split = encode_split
     relabel.WORKERS = dedup.WORKERS = int(ray.cluster_resources()["CPU"])

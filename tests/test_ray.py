@@ -15,8 +15,7 @@ from ewe.store import LOCK
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "ray_parts.py"
 SMALL = (  # several parts and shards of few rows
-    "from ewe.pipeline import dedup, relabel; "
-    "relabel.PART_ROWS, relabel.SHARD_ROWS, relabel.ROW_GROUP, dedup.PART_ROWS = 30, 40, 8, 16; "
+    "from ewe.pipeline import dedup, relabel; relabel.SHARD_ROWS, dedup.PART_ROWS = 40, 16; "
 )
 
 
@@ -30,9 +29,7 @@ def test_two_ray_workers_make_what_one_process_makes(tmp_path: Path, monkeypatch
     pytest.importorskip("ray", reason="Ray is not installed (the dependency group bench has it)")
     raw = make_raw(tmp_path, some_patents())
     for module, name, value in (
-        ("relabel", "PART_ROWS", 30),
         ("relabel", "SHARD_ROWS", 40),
-        ("relabel", "ROW_GROUP", 8),
         ("dedup", "PART_ROWS", 16),
     ):
         monkeypatch.setattr(f"ewe.pipeline.{module}.{name}", value)

@@ -8,7 +8,7 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from conftest import publication, write_publications
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ewe.errors import DataError, IncompleteError
@@ -100,6 +100,7 @@ codes = st.none() | st.lists(st.builds(code, symbols | st.none(), flags, flags),
 
 
 @given(st.lists(codes, max_size=20))
+@settings(deadline=None)  # the first call compiles
 def test_the_rule_equals_plain_python(rows: list[list[Code] | None]) -> None:
     frame = first_later(frame_of(rows, "ipc"), scheme="ipc")
 
@@ -129,6 +130,7 @@ def test_first_claims_equal_join_claims_row_by_row() -> None:
 
 
 def make_raw(folder: Path, rows: list[dict[str, object]], start: str = "2006-01-01", end: str = "2015-12-31") -> Path:
+    folder.mkdir(exist_ok=True)
     table = write_publications(folder / "table.parquet", rows)
     window = {"start": dt.date.fromisoformat(start), "end": dt.date.fromisoformat(end)}
     fetch_grants(ParquetEngine(table), folder / "raw", **window)
@@ -196,18 +198,79 @@ def test_every_file_has_the_columns_of_the_schema(tmp_path: Path) -> None:
 
 
 def test_small_row_groups_and_shards_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [publication(f"US-{7000000 + n}-B2", grant_date=20100100 + n * 7 % 27 + 1) for n in range(50)]
+    rows = [
+        publication(f"US-{7000000 + n}-B2", grant_date=20100101 + 100 * (n // 15) + n * 7 % 27) for n in range(1, 50)
+    ]
     raw = make_raw(tmp_path, rows)
     relabel_folder(raw, tmp_path / "whole")
     monkeypatch.setattr("ewe.pipeline.relabel.SHARD_ROWS", 20)
-    monkeypatch.setattr("ewe.pipeline.relabel.ROW_GROUP", 7)  # batches whose days overlap
+    monkeypatch.setattr("ewe.pipeline.relabel.ROW_GROUP", 7)
+    monkeypatch.setattr("ewe.pipeline.relabel.CHUNK", 4)  # batches whose days overlap
     relabel_folder(raw, tmp_path / "cut")
 
-    assert len(list((tmp_path / "cut/relabeled").glob("train-*-of-00003.parquet"))) == 3
+    assert len(list((tmp_path / "cut/relabeled").glob("train-*-of-00003.parquet"))) == 3  # of whole months
     whole, cut = (pl.read_parquet(tmp_path / name / "relabeled/train-*.parquet") for name in ("whole", "cut"))
     assert whole.equals(cut)
     keys = ["grant_date", "publication_number"]
     assert whole.select(keys).equals(whole.select(keys).sort(keys))
+
+
+@given(
+    st.lists(st.integers(1, 28), max_size=40),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.tuples(st.integers(1, 28), st.integers(1, 28)).map(sorted),
+)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_days_within_a_month_is_sorted(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    days: list[int],
+    group: int,
+    chunk: int,
+    train: list[int],
+) -> None:
+    """Reissues and withdrawn numbers come out of their time; the paper's windows end with a month, others need not."""
+    folder = tmp_path_factory.mktemp("days")
+    day_of = {f"US-{7000000 + n}-B2": dt.date(2010, 1, day) for n, day in enumerate([train[0], *days])}
+    with monkeypatch.context() as patch:
+        patch.setattr("ewe.pipeline.fetch.ROW_GROUP", group)
+        raw = make_raw(folder, [publication(n, grant_date=int(f"{day:%Y%m%d}")) for n, day in day_of.items()])
+        patch.setattr("ewe.pipeline.relabel.CHUNK", chunk)
+        window = f"2010-01-{train[0]:02}:2010-01-{train[1]:02}"
+        relabel_folder(raw, folder / "dataset", splits=parse_splits([f"train={window}"]))
+
+    found = pl.read_parquet(folder / "dataset/relabeled/train-*.parquet")
+    inside = {n: day for n, day in day_of.items() if train[0] <= day.day <= train[1]}
+    assert found["publication_number"].to_list() == sorted(inside, key=lambda n: (inside[n], n))
+    dropped = pl.read_parquet(folder / "dataset/dropped.parquet")
+    assert dropped.rows() == [(n, "outside_split") for n in sorted(day_of) if n not in inside]
+
+
+def test_labels_are_those_of_rows_with_claims(tmp_path: Path) -> None:
+    """A subclass that stands only in rows without claims is none; one row with claims is enough, wherever it is."""
+
+    def row(n: int, symbol: str, claims: str | None = "1. A lamp.", *, first: bool = True) -> dict[str, object]:
+        cpc = [{"code": symbol, "first": first, "inventive": True, "tree": []}]
+        given = [{"text": claims, "language": "en", "truncated": False}] if claims is not None else []
+        return publication(f"US-{n}-B2", cpc=cpc, claims_localized=given)
+
+    rows = [
+        row(1, "A01B1/00", None),
+        row(2, "B01B1/00", " \x00 "),
+        row(3, "C01B1/00", None),
+        row(4, "C01B1/00"),
+        row(5, "D01B1/00", first=False),
+        row(6, "E01B1/00", None, first=False),
+        row(7, "F01B1/00", "1. 2. A lamp."),
+    ]
+    for most in (1, 20):
+        relabel_folder(make_raw(tmp_path / str(most), rows), tmp_path / f"dataset-{most}", max_claims=most)
+    once, twenty = (json.loads((tmp_path / f"dataset-{most}/labels.json").read_text()) for most in (1, 20))
+
+    assert once["unordered"]["names"] == ["C01B", "D01B"]  # the first claim of row 7 is empty
+    assert twenty["position"]["names"] == ["First-C01B", "First-F01B", "Later-C01B", "Later-F01B"]
+    assert twenty["unordered"]["names"] == ["C01B", "D01B", "F01B"]
 
 
 def test_shards_are_read_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,10 +290,10 @@ def test_shards_are_read_in_flat_memory(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_resumed_run_is_byte_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ewe.pipeline.relabel.SHARD_ROWS", 1)  # a shard a month
     raw = make_raw(tmp_path, some_rows())
     relabel_folder(raw, tmp_path / "whole")
-    monkeypatch.setattr("ewe.pipeline.relabel.PART_ROWS", 1)  # a part a month, and the same bytes
-    for stop in ("_write_part", "_write_shard", "_write_dropped", "_assert_nothing_lost"):
+    for stop in ("_write_shard", "_write_dropped", "_assert_nothing_lost"):
         with monkeypatch.context() as patch:
             patch.setattr(f"ewe.pipeline.relabel.{stop}", _interrupt_second(stop))
             with pytest.raises(KeyboardInterrupt):
@@ -242,7 +305,7 @@ def test_a_resumed_run_is_byte_identical(tmp_path: Path, monkeypatch: pytest.Mon
     for path in sorted(path for path in (tmp_path / "whole").rglob("*") if path.is_file() and path.name != ".lock"):
         other = tmp_path / "resumed" / path.relative_to(tmp_path / "whole")
         assert path.read_bytes() == other.read_bytes(), path
-    assert not (tmp_path / "resumed/.parts").exists()
+    assert not (tmp_path / "resumed/.dropped").exists()
 
 
 def _interrupt_second(name: str) -> Any:

@@ -20,7 +20,7 @@ Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
 
 WIDEST = 16  # bytes of a subclass's four characters
-_LONG = np.uint64(255)
+_BYTE, _LONG = np.uint64(8), np.uint64(255)
 RANK = 6  # bytes of "First-" and of "Later-"
 _FIRST, _LATER = (np.frombuffer(rank, np.uint8) for rank in (b"First-", b"Later-"))
 
@@ -53,6 +53,8 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
         rows,
         listed,
         several,
+        np.empty(most, np.int64),
+        np.empty(most, np.uint64),
         np.empty((2, most), np.int64),
         np.empty(most, np.uint64),
         *first.arrays[:2],
@@ -112,7 +114,7 @@ def _four(data: Bytes, start: int, end: int) -> int:
     """Where the first four characters of data[start:end] end."""
     characters = 0
     for p in range(start, end):
-        characters += data[p] & 0xC0 != 0x80
+        characters += data[np.uintp(p)] & 0xC0 != 0x80
         if characters > 4:
             return p
     return end
@@ -124,16 +126,23 @@ def _key(data: Bytes, start: int, end: int) -> np.uint64:
 
     Of two strings with 255 and equal keys `_order` must decide.
     """
+    count = min(end - start, 7)
     key = np.uint64(0)
-    for p in range(start, start + 7):
-        key = key << np.uint64(8) | np.uint64(data[p] if p < end else 0)
-    return key << np.uint64(8) | np.uint64(end - start if end - start <= 7 else _LONG)
+    for p in range(start, start + count):
+        key = key << _BYTE | np.uint64(data[np.uintp(p)])
+    key <<= np.uint64(8 * (7 - count))
+    return key << _BYTE | (np.uint64(count) if end - start == count else _LONG)
 
 
 @kernel
-def _insert(data: Bytes, start: int, end: int, held: Any, keys: Any, count: int) -> int:
+def _same(data: Bytes, key: np.uint64, start: int, end: int, other_key: np.uint64, other: int, other_end: int) -> bool:
+    """Whether two strings, of these keys, are one."""
+    return bool(key == other_key and (key & _LONG != _LONG or _order(data, start, end, other, other_end) == 0))
+
+
+@kernel
+def _insert(data: Bytes, start: int, end: int, key: np.uint64, held: Any, keys: Any, count: int) -> int:
     """Put a string among the sorted distinct ones in held[:, :count]; returns their new count."""
-    key = _key(data, start, end)
     place = count
     while place > 0 and key <= keys[place - 1]:
         if key == keys[place - 1]:
@@ -156,10 +165,10 @@ def _put(data: Bytes, start: int, end: int, prefix: Bytes, out: Bytes, offsets: 
     """Append a prefix and a string to the strings in `out`; returns their new count."""
     w = offsets[count]
     for byte in prefix:
-        out[w] = byte
+        out[np.uintp(w)] = byte
         w += 1
     for p in range(start, end):
-        out[w] = data[p]
+        out[np.uintp(w)] = data[np.uintp(p)]
         w += 1
     offsets[count + 1] = w
     return count + 1
@@ -174,6 +183,8 @@ def _label_rows(
     rows: Ints,
     listed: NDArray[np.bool_],
     several: NDArray[np.bool_],
+    cuts: Ints,
+    code_keys: NDArray[np.uint64],
     held: Ints,
     keys: NDArray[np.uint64],
     first_out: Bytes,
@@ -210,23 +221,27 @@ def _label_rows(
         count = 0
         for k in range(rows[row], rows[row + 1]):
             if offsets[k] < offsets[k + 1]:
-                count = _insert(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), held, keys, count)
+                start, cut = offsets[k], _four(data, offsets[k], offsets[k + 1])
+                key = _key(data, start, cut)
+                cuts[k - rows[row]], code_keys[k - rows[row]] = cut, key
+                count = _insert(data, start, cut, key, held, keys, count)
         for k in range(count):
             subclasses = _put(data, held[0, k], held[1, k], none, subclass_out, subclass_offsets, subclasses)
         first_offsets[row + 1] = first_offsets[row]
         if best >= 0:
             start, end = offsets[best], offsets[best + 1]
-            cut = _four(data, start, end)
+            cut, key = cuts[best - rows[row]], code_keys[best - rows[row]]
             _put(data, start, cut, none, first_out, first_offsets, row)
             names = _put(data, start, cut, _FIRST, name_out, name_offsets, names)
             shared = False  # by another full code, so that First's subclass is a Later, too
             for k in range(rows[row], rows[row + 1]):
-                shared = shared or (
-                    _order(data, offsets[k], _four(data, offsets[k], offsets[k + 1]), start, cut) == 0
-                    and _order(data, offsets[k], offsets[k + 1], start, end) != 0
-                )
+                if offsets[k] < offsets[k + 1] and not shared:
+                    j = k - rows[row]
+                    shared = _same(data, code_keys[j], offsets[k], cuts[j], key, start, cut) and (
+                        _order(data, offsets[k], offsets[k + 1], start, end) != 0
+                    )
             for k in range(count):
-                if shared or _order(data, held[0, k], held[1, k], start, cut) != 0:
+                if shared or not _same(data, keys[k], held[0, k], held[1, k], key, start, cut):
                     laters = _put(data, held[0, k], held[1, k], none, later_out, later_offsets, laters)
                     names = _put(data, held[0, k], held[1, k], _LATER, name_out, name_offsets, names)
         later_rows[row + 1], subclass_rows[row + 1], name_rows[row + 1] = laters, subclasses, names

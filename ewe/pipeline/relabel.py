@@ -1,18 +1,24 @@
 """raw/ -> dataset/: the first claims joined, and CPC (or IPC) codes labelled by their position.
 
 Position comes from each code's `first` flag, never from the array's order, which means nothing in the
-source. `first_later` holds the rule; `relabel_folder` runs it over month shards in flat memory:
+source. `first_later` holds the rule; `relabel_folder` runs it over month shards in flat memory, twice:
 
-    raw month shards --> hidden part, its rows keyed by config and split --> final shards
+    codes alone      --> the labels that train has
+    all, shard by shard: months by day of grant --> claims joined, codes labelled --> relabeled/, no_first/, dropped
 
+A final shard is whole months of one split, so that each is made alone and a killed run repeats no more.
 Texts and codes stay in Arrow's buffers; Polars sees what decides where a row goes.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -22,10 +28,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from ewe.errors import DataError
 from ewe.pipeline import card, codes, schema, stats
-from ewe.pipeline.parts import FLAT, read_keys, read_part, read_parts, write_parts
+from ewe.pipeline.parts import FLAT
 from ewe.pipeline.runs import row_groups
 from ewe.pipeline.split import PAPER, Splits, assign_split
 from ewe.progress import bar, say, warn
@@ -43,12 +50,11 @@ LABELS: dict[str, pl.DataType] = {  # what `first_later` adds
     "label_names": pl.List(pl.String),
 }
 CONFIGS = ("relabeled", "no_first")  # folders of dataset/: rows with a code flagged first, and rows without one
-SHARD_ROWS = 250_000  # about 500 MB of Parquet
+SHARD_ROWS = 100_000  # of raw/ at most, but a month at least; about 200 MB of Parquet
 ROW_GROUP = 4096  # rows
 CHUNK = 2048  # rows relabeled at once: some 7 MB of claims
 SLICE = 8192  # rows that are worth a thread where labels alone are asked for
-PART_ROWS = 8192  # small months share a hidden part, whose commit costs some disk syncs
-WORKERS = 2  # parts and shards in work at a time; more would multiply the memory
+WORKERS = 2  # shards in work at a time; more would multiply the memory
 
 
 def first_later(frame: Frame, scheme: Scheme = "cpc") -> Frame:
@@ -135,36 +141,25 @@ def relabel_folder(
         if store.finished:
             say(f"{out} is finished already.")
             return _summary(store)
-        months = {name: each["rows"] for name, each in source["files"].items() if name.startswith("grants-")}
-        groups = _groups(months)
-
-        def write_part(group: list[str]) -> int:
-            _write_part(store, [raw / month for month in group], max_claims, scheme, splits)
-            return sum(months[month] for month in group)
-
-        with bar("relabel", source["rows"], "rows") as advance, ThreadPoolExecutor(WORKERS) as pool:
-            for finished in pool.map(write_part, groups):
-                advance(finished)
-        parts = Parts(store, groups)
-        labels = _vocabularies(parts, scheme, splits)
-        shards = [shard for config_name in CONFIGS for split in splits for shard in _shards(parts, config_name, split)]
+        months = {raw / name: each["rows"] for name, each in source["files"].items() if name.startswith("grants-")}
+        labels = _vocabularies(_of_split(months, splits["train"]), max_claims, scheme, splits)
+        how = How(max_claims, scheme, splits, labels)
+        shards = [shard for split, window in splits.items() for shard in _shards(split, _of_split(months, window))]
         tallies = {split: stats.Tally(labels) for split in splits}
-        with bar("write", len(shards), "shards") as advance, ThreadPoolExecutor(WORKERS) as pool:
-            for shard, tally in zip(
-                shards, pool.map(lambda shard: _write_shard(store, parts, labels, shard), shards), strict=True
-            ):
+        rows = sum(months[month] for shard in shards for month in shard.months)
+        with bar("relabel", rows, "rows") as advance, ThreadPoolExecutor(WORKERS) as pool:
+            made = pool.map(lambda shard: _write_shard(store, shard, how, advance), shards)
+            for shard, tally in zip(shards, made, strict=True):
                 tallies[shard.split].merge(tally)
-                advance()
-        _write_dropped(store, parts)
+        _write_dropped(store, shards, months, splits)
         _assert_nothing_lost(store, source["rows"])
-        for split in [split for split in splits if not parts.rows(f"relabeled/{split}")]:
+        for split in [split for split in splits if not tallies[split].rows]:
             warn(f"no row in split {split}; its shard is empty and load_dataset is not offered it.")
         counts = stats.count_labels(tallies)
         store.write_json("labels.json", {"scheme": scheme, **_with_counts(labels, counts)})
-        several_first = parts.fact("several_first")
+        several_first = sum(each.get("several_first", 0) for each in store.manifest["files"].values())
         store.write_json(
-            "stats.json",
-            stats.summarize(store, tallies, several_first=several_first, max_claims=max_claims),
+            "stats.json", stats.summarize(store, tallies, several_first=several_first, max_claims=max_claims)
         )
         facts = {
             "rows": source["rows"],
@@ -177,154 +172,89 @@ def relabel_folder(
         return _summary(store)
 
 
-# -- hidden parts: whole months' rows, keyed config/split (or dropped/reason) -----------------------------------------
+class How(NamedTuple):
+    """What a shard's rows are made with."""
 
-PART = pa.schema(
-    [field.with_nullable(nullable=True) for field in schema.DATASET if field.name not in ("labels", "unordered_labels")]
-    + [pa.field("subclasses", pa.list_(pa.string()))]
-)
-
-
-def _groups(months: Mapping[str, int]) -> list[list[str]]:
-    """Month shards in the order of time, small neighbours together; `months` holds their rows."""
-    groups: list[list[str]] = []
-    for month in sorted(months):
-        if groups and sum(months[each] for each in groups[-1]) + months[month] <= PART_ROWS:
-            groups[-1].append(month)
-        else:
-            groups.append([month])
-    return groups
+    max_claims: int
+    scheme: Scheme
+    splits: Splits
+    labels: dict[str, list[str]]
 
 
-def _write_part(store: Store, paths: Sequence[Path], max_claims: int, scheme: Scheme, splits: Splits) -> None:
-    name = _part_name([path.name for path in paths])
-    if store.has(name):
-        return
-    facts: dict[str, Any] = {"several_first": 0}
-
-    def chunks() -> Iterator[tuple[pa.Table, pa.Array]]:
-        for raw in row_groups(_read(paths), CHUNK):
-            table, keys, several_first = relabel_table(raw, max_claims, scheme, splits)
-            facts["several_first"] += several_first
-            yield table.select(PART.names), keys
-
-    with store.write(name, facts) as temporary:
-        facts["rows"] = write_parts(temporary, PART, chunks())
+# -- reading raw/ ----------------------------------------------------------------------------------------------------
 
 
-def _read(paths: Sequence[Path]) -> Iterator[pa.Table]:
-    for path in paths:
-        with pq.ParquetFile(path, **FLAT) as file:
-            for batch in file.iter_batches(CHUNK, use_threads=False):
-                yield pa.Table.from_batches([batch])
+def _of_split(months: Mapping[Path, int], window: tuple[dt.date, dt.date]) -> dict[Path, int]:
+    """The month shards that may hold a day of the window, in the order of time, with their rows."""
+    first, last = (day.strftime("grants-%Y-%m.parquet") for day in window)
+    return {month: months[month] for month in sorted(months) if first <= month.name <= last}
 
 
-def _part_name(months: Sequence[str]) -> str:
-    first, last = (month.removeprefix("grants-").removesuffix(".parquet") for month in (months[0], months[-1]))
-    return f".parts/{first}-to-{last}.arrow"
+def _holds(window: tuple[dt.date, dt.date], month: Path) -> bool:
+    """Whether every day of a month shard is within the window."""
+    first = dt.datetime.strptime(month.stem, "grants-%Y-%m").date()
+    last = (first + dt.timedelta(days=31)).replace(day=1) - dt.timedelta(days=1)
+    return window[0] <= first and last <= window[1]
 
 
-def relabel_table(raw: pa.Table, max_claims: int, scheme: Scheme, splits: Splits) -> tuple[pa.Table, pa.Array, int]:
-    """One chunk of raw/ (columns in one piece each) on its way to dataset/: split, text and labels.
+def _by_date(month: Path) -> Iterator[pa.Table]:
+    """A month shard, which is sorted by publication number, by day and number; a batch at a time is in memory.
 
-    Returns:
-        The rows by key and grant date, their keys (config/split, or dropped/ and the reason), and how many of the kept
-        ones have several codes flagged first.
+    Numbers follow each other in time, nearly always: what does not (reissues, whose numbers are their own) is read
+    first and held until its day has come.
     """
-    columns = _first_claims(raw["claims"].chunk(0), max_claims) | codes.label(raw[scheme].chunk(0))
-    facts = {
-        "grant_date": raw["grant_date"],
-        "characters": pc.binary_length(columns["text"]),
-        "codes": pc.list_value_length(columns["subclasses"]),
-        "listed": columns["first"].is_valid(),
-        "several_first": columns["several_first"],
-    }
-    reason = (
-        pl.when(pl.col("split").is_null())
-        .then(pl.lit("outside_split"))
-        .when(pl.col("characters") == 0)
-        .then(pl.lit("no_claims"))
-        .when(pl.col("codes") == 0)
-        .then(pl.lit("no_codes"))
-    )
-    config = pl.when("listed").then(pl.lit("relabeled")).otherwise(pl.lit("no_first"))
-    key = pl.coalesce("dropped/" + reason, pl.concat_str(config, "split", separator="/"))
-    frame = pl.DataFrame(pa.table(facts)).pipe(assign_split, splits).with_columns(key=key)
-    several = frame.select((pl.col("several_first") & ~pl.col("key").str.starts_with("dropped/")).sum()).item()
-    order = frame.select(pl.arg_sort_by("key", "grant_date", maintain_order=True)).to_series().to_arrow()
-    kept = {name: raw[name] for name in raw.column_names if name != "claims"}
-    table = pa.table({**kept, **columns, "split": frame["split"].to_arrow()})
-    return table.take(order), frame["key"].gather(pl.Series(order)).to_arrow().cast(pa.string()), int(several)
+    with pq.ParquetFile(month, **FLAT) as file:
+        days = file.read(["grant_date"], use_threads=False).column(0).cast(pa.int32()).to_numpy()
+        late = days < np.maximum.accumulate(days)
+        held = _rows(file, late) if late.any() else None
+        held_days = days[late]
+        order = np.argsort(held_days, kind="stable")
+        begin = out = 0
+        for batch in file.iter_batches(CHUNK, use_threads=False):
+            here = slice(begin, begin + batch.num_rows)
+            begin = here.stop
+            table = pa.Table.from_batches([batch])
+            if held is not None:
+                table = table.filter(pa.array(~late[here])) if late[here].any() else table
+                on_time = days[here][~late[here]]
+                done = 0
+                while out < len(order) and done < len(on_time):
+                    day = held_days[order[out]]
+                    place = int(np.searchsorted(on_time, day, "right"))
+                    if place == len(on_time):
+                        break
+                    count = int(np.searchsorted(held_days[order], day, "right")) - out
+                    yield table.slice(done, place - done)
+                    yield held.take(order[out : out + count])
+                    done, out = place, out + count
+                table = table.slice(done)
+            yield table
+        if held is not None:
+            yield held.take(order[out:])
 
 
-class Parts:
-    """The finished hidden parts of all months, in the order of time."""
-
-    def __init__(self, store: Store, groups: list[list[str]]) -> None:
-        names = [_part_name(group) for group in groups]
-        self.facts = [store.manifest["files"][name] for name in names]
-        self.paths = [store.folder / name for name in names]
-        self.keys = [read_keys(path) for path in self.paths]
-
-    def fact(self, name: str) -> int:
-        """A count, summed over the parts."""
-        return sum(fact[name] for fact in self.facts)
-
-    def rows(self, key: str) -> int:
-        """Rows of one key."""
-        return sum(fact["rows"].get(key, 0) for fact in self.facts)
-
-    def column(self, key: str, column: str) -> Iterator[pa.Array]:
-        """A column of one key's rows, in no order."""
-        for path, keys in zip(self.paths, self.keys, strict=True):
-            for batch in read_parts(path, keys, key, [column]):
-                yield batch.column(0)
-
-    def read(self, key: str, start: int, stop: int) -> Iterator[pa.Table]:
-        """Rows [start, stop) of one key by (grant_date, publication_number)."""
-        for path, keys, fact in zip(self.paths, self.keys, self.facts, strict=True):
-            rows = fact["rows"].get(key, 0)
-            if stop > 0 and start < rows:
-                for batch in _by_date(path, keys, key):
-                    low, high = max(start, 0), min(stop, batch.num_rows)
-                    if low < high:
-                        yield pa.Table.from_batches([batch.slice(low, high - low)])
-                    start, stop, rows = start - batch.num_rows, stop - batch.num_rows, rows - batch.num_rows
-            start, stop = start - rows, stop - rows
-
-
-def _by_date(path: Path, keys: list[str], key: str) -> Iterator[pa.RecordBatch]:
-    """Rows of one key of a part, whose every batch is sorted by date; a batch at a time is in memory.
-
-    Batches follow each other in time as numbers do, nearly always: then each is read once, whole.
-    """
-    stretches: list[tuple[Any, int, int, int]] = []  # date, batch, first row, row after the last
-    indices = [index for index, each in enumerate(keys) if each == key]
-    for index, batch in zip(indices, read_parts(path, keys, key, ["grant_date"]), strict=True):
-        days = batch.column(0).to_numpy(zero_copy_only=False)
-        starts = np.flatnonzero(np.append(True, days[1:] != days[:-1])).tolist()
-        ends = [*starts[1:], len(days)]
-        stretches += [(days[start], index, start, end) for start, end in zip(starts, ends, strict=True)]
-    runs: list[tuple[int, int, int]] = []
-    for _, index, start, end in sorted(stretches):
-        if runs and (runs[-1][0], runs[-1][2]) == (index, start):
-            runs[-1] = index, runs[-1][1], end
-        else:
-            runs.append((index, start, end))
-    held: tuple[int, pa.RecordBatch] | None = None
-    for index, start, end in runs:
-        if held is None or held[0] != index:
-            held = index, read_part(path, index)
-        whole = end - start == held[1].num_rows
-        yield held[1] if whole else held[1].take(np.arange(start, end))  # a slice would keep all of it in memory
+def _rows(file: pq.ParquetFile, wanted: NDArray[np.bool_]) -> pa.Table:
+    """Some rows of a file (N,), in its order; row groups without any are not read."""
+    tables = [file.schema_arrow.empty_table()]
+    begin = 0
+    for group in range(file.num_row_groups):
+        end = begin + file.metadata.row_group(group).num_rows
+        if wanted[begin:end].any():
+            tables.append(file.read_row_group(group, use_threads=False).filter(pa.array(wanted[begin:end])))
+        begin = end
+    return pa.concat_tables(tables)
 
 
 # -- labels: the training split's subclasses -------------------------------------------------------------------------
 
 
-def _vocabularies(parts: Parts, scheme: Scheme, splits: Splits) -> dict[str, list[str]]:
+def _vocabularies(months: Iterable[Path], max_claims: int, scheme: Scheme, splits: Splits) -> dict[str, list[str]]:
     """Label names by kind: position (First-* sorted, then Later-* sorted) and unordered (spec, section 4)."""
-    relabeled, no_first = (_subclasses(parts, f"{config}/train") for config in CONFIGS)
+    relabeled: set[str] = set()
+    no_first: set[str] = set()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        add = partial(_add_subclasses, how=(max_claims, scheme, splits), relabeled=relabeled, no_first=no_first)
+        list(pool.map(add, months))
     if not relabeled:
         start, end = splits["train"]
         raise DataError(
@@ -335,11 +265,44 @@ def _vocabularies(parts: Parts, scheme: Scheme, splits: Splits) -> dict[str, lis
     return {"position": position, "unordered": sorted(relabeled | no_first)}
 
 
-def _subclasses(parts: Parts, key: str) -> set[str]:
-    found: set[str] = set()
-    for lists in parts.column(key, "subclasses"):
-        found.update(lists.flatten().unique().to_pylist())
-    return found
+def _add_subclasses(
+    month: Path, how: tuple[int, Scheme, Splits], relabeled: set[str], no_first: set[str]
+) -> None:
+    """Add the subclasses of a month's training rows to those known, of rows with a code flagged first and of others.
+
+    A row without claims counts for nothing, so claims are read where a row has a subclass that is new.
+    """
+    max_claims, scheme, splits = how
+    with pq.ParquetFile(month, **FLAT) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, columns=["grant_date", scheme], use_threads=False)
+            labelled = codes.label(table[scheme].combine_chunks())
+            train, listed = _within(table, splits["train"]), _flags(labelled["first"].is_valid())
+            subclasses = labelled["subclasses"]
+            of_row = np.repeat(np.arange(len(subclasses)), pc.list_value_length(subclasses).to_numpy())
+            values = subclasses.flatten()
+            claims = None
+            for known, rows in ((relabeled, train & listed), (no_first, train & ~listed)):
+                new = rows[of_row] & ~_flags(pc.is_in(values, pa.array(list(known), values.type)))
+                if not new.any():
+                    continue
+                if claims is None:
+                    claims = file.read_row_group(group, columns=["claims"], use_threads=False)["claims"]
+                chosen = np.unique(of_row[new])
+                texts = _first_claims(claims.take(chosen).combine_chunks(), max_claims)["text"]
+                filled = chosen[_flags(pc.greater(pc.binary_length(texts), 0))]
+                known.update(values.filter(pa.array(new & np.isin(of_row, filled))).to_pylist())
+
+
+def _within(table: pa.Table, window: tuple[dt.date, dt.date]) -> NDArray[np.bool_]:
+    """Which rows (N,) were granted in the window."""
+    days = table["grant_date"]
+    return _flags(pc.and_(pc.greater_equal(days, window[0]), pc.less_equal(days, window[1])))
+
+
+def _flags(values: pa.Array) -> NDArray[np.bool_]:
+    flags: NDArray[np.bool_] = values.to_numpy(zero_copy_only=False)
+    return flags
 
 
 def _with_counts(labels: dict[str, list[str]], counts: stats.Counts) -> dict[str, Any]:
@@ -357,44 +320,87 @@ def _with_counts(labels: dict[str, list[str]], counts: stats.Counts) -> dict[str
 
 
 class Shard(NamedTuple):
-    """A final file: rows [start, stop) of a split of a config."""
+    """Whole months of a split: a final file of each config, and a hidden one of what is dropped."""
 
-    config: str
     split: str
-    name: str
-    start: int
-    stop: int
+    number: int
+    shards: int
+    """of the split"""
+    months: list[Path]
+
+    def name(self, config: str) -> str:
+        """The file of this config's rows."""
+        return f"{config}/{self.split}-{self.number:05d}-of-{self.shards:05d}.parquet"
+
+    @property
+    def dropped(self) -> str:
+        """The file of the rows that have no claims or no codes."""
+        return f".dropped/{self.split}-{self.number:05d}.parquet"
 
 
-def _shards(parts: Parts, config: str, split: str) -> Iterator[Shard]:
-    """The shards of a split; an empty one has one, of no row."""
-    rows = parts.rows(f"{config}/{split}")
-    shards = max(1, -(-rows // SHARD_ROWS))
-    for index in range(shards):
-        name = f"{config}/{split}-{index:05d}-of-{shards:05d}.parquet"
-        yield Shard(config, split, name, index * SHARD_ROWS, min(rows, (index + 1) * SHARD_ROWS))
+def _shards(split: str, months: Mapping[Path, int]) -> list[Shard]:
+    """The shards of a split, cut where raw/'s manifest says, so that no row need be read to know them."""
+    groups: list[list[Path]] = [[]]
+    rows = 0
+    for month, more in months.items():
+        if groups[-1] and rows + more > SHARD_ROWS:
+            groups.append([])
+            rows = 0
+        groups[-1].append(month)
+        rows += more
+    return [Shard(split, number, len(groups), group) for number, group in enumerate(groups)]
 
 
-def _write_shard(store: Store, parts: Parts, labels: dict[str, list[str]], shard: Shard) -> stats.Tally:
-    """Write a shard and count what is in it; of one that an earlier run has written, count alone."""
-    tally = stats.Tally(labels)
-    if store.has(shard.name):
-        with pq.ParquetFile(store.folder / shard.name, **FLAT) as file:
-            for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
-                tally.add(pa.Table.from_batches([batch]), shard.config)
+def _write_shard(store: Store, shard: Shard, how: How, advance: Callable[[int], None]) -> stats.Tally:
+    """Write a shard's files and count what is in them; of files that an earlier run has written, count alone."""
+    tally = stats.Tally(how.labels)
+    names = {config: shard.name(config) for config in CONFIGS}
+    if all(map(store.has, (*names.values(), shard.dropped))):
+        for config, name in names.items():
+            with pq.ParquetFile(store.folder / name, **FLAT) as file:
+                for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
+                    tally.add(pa.Table.from_batches([batch]), config)
         return tally
+    facts = {config: {"rows": 0, "arrow_bytes": 0, "several_first": 0} for config in CONFIGS}
+    dropped: list[pa.Table] = [schema.DROPPED.empty_table()]
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        for raw in row_groups(itertools.chain.from_iterable(map(_by_date, shard.months)), CHUNK):
+            advance(raw.num_rows)
+            mine = _within(raw, how.splits[shard.split])
+            if not mine.any():
+                continue
+            raw = raw if mine.all() else raw.filter(pa.array(mine)).combine_chunks()
+            tables, without, several_first = relabel_table(raw, how.max_claims, how.scheme)
+            dropped.append(without)
+            for config in CONFIGS:
+                facts[config]["several_first"] += several_first[config]
+                yield config, tables[config].append_column("split", pa.repeat(shard.split, tables[config].num_rows))
+
+    def groups() -> Iterator[tuple[str, pa.Table]]:
+        for config, table in _row_groups(rows()):
+            labelled = _add_labels(table, how.labels)
+            facts[config]["rows"] += labelled.num_rows
+            facts[config]["arrow_bytes"] += _arrow_bytes(labelled)
+            tally.add(labelled, config)
+            yield config, labelled
+
+    with ExitStack() as stack:
+        lost = {"rows": 0}
+        temporary = stack.enter_context(store.write(shard.dropped, lost))
+        files = {config: stack.enter_context(_final(store, names[config], facts[config])) for config in CONFIGS}
+        for config, table in _ahead(groups()):
+            files[config].write_table(table, row_group_size=ROW_GROUP)
+        pq.write_table(pa.concat_tables(dropped), temporary)
+        lost["rows"] = sum(each.num_rows for each in dropped)
+    return tally
+
+
+@contextmanager
+def _final(store: Store, name: str, facts: dict[str, int]) -> Iterator[pq.ParquetWriter]:
     order = [schema.DATASET.get_field_index(column) for column in ("grant_date", "publication_number")]
-    facts = {"rows": shard.stop - shard.start, "arrow_bytes": 0}
-
-    def tables() -> Iterator[pa.Table]:
-        for table in row_groups(parts.read(f"{shard.config}/{shard.split}", shard.start, shard.stop), ROW_GROUP):
-            labelled = _add_labels(table, labels)
-            facts["arrow_bytes"] += _arrow_bytes(labelled)
-            tally.add(labelled, shard.config)
-            yield labelled
-
     with (
-        store.write(shard.name, facts) as temporary,
+        store.write(name, facts) as temporary,
         pq.ParquetWriter(
             temporary,
             schema.DATASET,
@@ -405,18 +411,58 @@ def _write_shard(store: Store, parts: Parts, labels: dict[str, list[str]], shard
             sorting_columns=[pq.SortingColumn(index) for index in order],
         ) as writer,
     ):
-        for table in _ahead(tables()):
-            writer.write_table(table, row_group_size=ROW_GROUP)
-    return tally
+        yield writer
 
 
-def _ahead(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def relabel_table(
+    raw: pa.Table, max_claims: int, scheme: Scheme
+) -> tuple[dict[str, pa.Table], pa.Table, dict[str, int]]:
+    """One chunk of raw/ (columns in one piece each) on its way to dataset/.
+
+    Returns:
+        By config its rows, with text and labels; the others' numbers and why they are dropped (schema.DROPPED); and by
+        config how many rows have several codes flagged first.
+    """
+    columns = _first_claims(raw["claims"].chunk(0), max_claims) | codes.label(raw[scheme].chunk(0))
+    has_text = pc.greater(pc.binary_length(columns["text"]), 0)
+    has_codes = pc.greater(pc.list_value_length(columns["subclasses"]), 0)
+    listed = columns["first"].is_valid()
+    kept = pc.and_(has_text, has_codes)
+    rows = {"relabeled": pc.and_(kept, listed), "no_first": pc.and_(kept, pc.invert(listed))}
+    several_first = {config: pc.sum(pc.and_(columns["several_first"], chosen)) for config, chosen in rows.items()}
+    table = pa.table({name: raw[name] for name in raw.column_names if name != "claims"} | columns)
+    lost = pc.invert(kept)
+    reasons = pc.if_else(has_text, "no_codes", "no_claims").filter(lost)
+    dropped = pa.table([raw["publication_number"].filter(lost), reasons], schema=schema.DROPPED)
+    tables = {config: table if pc.all(chosen).as_py() else table.filter(chosen) for config, chosen in rows.items()}
+    return tables, dropped, {config: count.as_py() or 0 for config, count in several_first.items()}
+
+
+def _row_groups(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
+    """The same rows by config, ROW_GROUP at a time."""
+    pending: dict[str, list[pa.Table]] = {}
+    for config, table in tables:
+        held = pending.setdefault(config, [])
+        held.append(table)
+        rows = sum(each.num_rows for each in held)
+        if rows >= ROW_GROUP:
+            whole = pa.concat_tables(held)
+            full = rows - rows % ROW_GROUP
+            for start in range(0, full, ROW_GROUP):
+                yield config, whole.slice(start, ROW_GROUP).combine_chunks()
+            pending[config] = [whole.slice(full)] if full < rows else []
+    for config, held in pending.items():
+        if any(each.num_rows for each in held):
+            yield config, pa.concat_tables(held).combine_chunks()
+
+
+def _ahead(tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
     """The same tables, the next one made in a thread while one is in use: a lone shard has two cores, too."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, tables, None)
-        while (table := coming.result()) is not None:
+        while (made := coming.result()) is not None:
             coming = pool.submit(next, tables, None)
-            yield table
+            yield made
 
 
 def _arrow_bytes(table: pa.Table) -> int:
@@ -437,31 +483,30 @@ def _add_labels(table: pa.Table, labels: dict[str, list[str]]) -> pa.Table:
         )
     }
     frame = pl.DataFrame(table.select(["label_names", "subclasses"])).select(**indices)
-    table = table.drop_columns(["subclasses"])
     for column in indices:
         table = table.append_column(column, frame[column].to_arrow())
-    return table.cast(schema.DATASET)
+    return table.select(schema.DATASET.names).cast(schema.DATASET)
 
 
-def _write_dropped(store: Store, parts: Parts) -> None:
+def _write_dropped(store: Store, shards: list[Shard], months: Iterable[Path], splits: Splits) -> None:
     name = "dropped.parquet"
     if store.has(name):
         return
-    keys = sorted({key for keys in parts.keys for key in keys if key.startswith("dropped/")})
-    rows = [
-        (number, key.removeprefix("dropped/"))
-        for key in keys
-        for numbers in parts.column(key, "publication_number")
-        for number in numbers.to_pylist()
-    ]
-    table = pl.DataFrame(sorted(rows), schema=schema.DROPPED.names, orient="row").cast(pl.String).to_arrow()
-    with store.write(name, {"rows": len(rows)}) as temporary:
+    tables = [pl.DataFrame(pq.read_table(store.folder / shard.dropped)) for shard in shards]
+    for month in months:
+        if any(_holds(window, month) for window in splits.values()):
+            continue
+        rows = pl.DataFrame(pq.read_table(month, columns=["publication_number", "grant_date"]))
+        outside = assign_split(rows, splits).filter(pl.col("split").is_null())
+        tables.append(outside.select("publication_number", reason=pl.lit("outside_split")))
+    table = pl.concat(tables).sort("publication_number").to_arrow()
+    with store.write(name, {"rows": len(table)}) as temporary:
         pq.write_table(table.cast(schema.DROPPED), temporary, compression="zstd", write_page_index=True)
 
 
 def _assert_nothing_lost(store: Store, rows: int) -> None:
     files = store.manifest["files"]
-    kept = sum(record["rows"] for name, record in files.items() if name.endswith(".parquet"))
+    kept = sum(files[name]["rows"] for name in files if name.endswith(".parquet") and not name.startswith("."))
     if kept != rows:
         raise DataError(f"{store.folder}: {rows} rows came in and {kept} went out; remove it and run again.")
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ewe.kernel import kernel
 from ewe.store import Store
+from ewe.window import WINDOW, equal, lowest
 
 Ints = NDArray[np.int64]
 Counts = dict[tuple[str, str], Ints]  # (kind of labels, split) -> documents with each label (L,)
@@ -27,6 +28,7 @@ MAJORS = 0.9  # share of all labels that the "Majors" hold, in training
 U, V = 128, 16  # encode's default materials and letters: what they cut off is counted here
 CLAIMS, WORDS, LETTERS = (1, 100), (50, 60), (1, 40)  # histograms: width and number of bins, the last one open
 LONGEST = 4096  # bytes of a word that are told apart
+_NONE, _ONE = np.uint64(0), np.uint64(1)
 
 
 def count_labels(tallies: Mapping[str, Tally]) -> Counts:
@@ -123,6 +125,11 @@ class Tally:
         self.outside = 0
         self.sections: Counter[tuple[str, str]] = Counter()
 
+    @property
+    def rows(self) -> int:
+        """Rows of relabeled/."""
+        return int(self.labels.sum())
+
     def add(self, rows: pa.Table, config: str) -> None:
         """Count rows of dataset/ (columns COLUMNS, each in one piece); of no_first/ their labels alone."""
         for kind, (column, configs) in KINDS.items():
@@ -159,8 +166,8 @@ class Tally:
         (of words) that lose something, and the share of claims (of words, of bytes) that is lost.
         """
         return {
-            "rows": int(self.labels.sum()),
-            "labels_a_row": _total(self.labels) / max(1, int(self.labels.sum())),
+            "rows": self.rows,
+            "labels_a_row": _total(self.labels) / max(1, self.rows),
             "labels_outside_train": self.outside,
             **{
                 f"{name}_{quantile}": _quantile(counts, share)
@@ -192,28 +199,35 @@ def count_words(texts: pa.StringArray) -> tuple[Ints, Ints]:
     """
     offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
     words, letters = np.zeros(len(texts), np.int64), np.zeros(LONGEST + 1, np.int64)
-    ends = np.empty(int(np.diff(offsets).max(initial=0)) + 1, np.int32)  # of one text's words
-    _count_words(np.frombuffer(texts.buffers()[2] or b"", np.uint8), offsets, words, letters, ends)
+    _count_words(np.frombuffer(texts.buffers()[2] or b"", np.uint8), offsets, words, letters)
     return words, letters
 
 
 @kernel
-def _count_words(
-    data: NDArray[np.uint8], offsets: NDArray[np.int32], words: Ints, letters: Ints, ends: NDArray[np.int32]
-) -> None:
+def _count_words(data: NDArray[np.uint8], offsets: NDArray[np.int32], words: Ints, letters: Ints) -> None:
     for row in range(len(words)):
-        start, end = offsets[row], offsets[row + 1]
-        if start == end:
+        i, end = offsets[row], offsets[row + 1]
+        if i == end:
             continue
-        found = 0
-        for place in range(start, end):  # no branch on what a byte is
-            ends[np.uintp(found)] = place
-            found += data[np.uintp(place)] == ord(" ")
-        ends[found] = end
-        words[row] = found + 1
-        for word in range(found + 1):
-            letters[min(ends[word] - start, LONGEST)] += 1
-            start = ends[word] + 1
+        begin, found = i, 1  # of the word that i stands in
+        while i < end:
+            if i + WINDOW <= len(data):
+                blanks = equal(data, i, ord(" "))
+                if i + WINDOW > end:
+                    blanks &= (_ONE << np.uint64(end - i)) - _ONE
+            else:
+                blanks = _NONE
+                for place in range(i, end):
+                    blanks |= np.uint64(data[place] == ord(" ")) << np.uint64(place - i)
+            while blanks:
+                stop = i + lowest(blanks)
+                letters[min(stop - begin, LONGEST)] += 1
+                begin = stop + 1
+                found += 1
+                blanks &= blanks - _ONE
+            i += WINDOW
+        letters[min(end - begin, LONGEST)] += 1
+        words[row] = found
 
 
 def _sections(tallies: Iterable[Tally]) -> dict[str, dict[str, int]]:
