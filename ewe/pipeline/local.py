@@ -22,7 +22,7 @@ from ewe.progress import bar
 from ewe.store import Store, sha256_json
 
 TABLE = "_publications"  # the name the table has inside DuckDB
-BATCH_BYTES = 64 << 20  # of publications a query sees at once: keeps memory flat whatever the input's size
+BATCH_BYTES = 16 << 20  # of publications a query sees at once: keeps memory flat whatever the size; 64 takes twice it
 UNIT_ROWS = 20_000  # rows of input one finished part covers, so that a killed run repeats no more
 MADE_UP = b"ewe.made_up"  # Parquet key that marks `ewe-data sample`'s files
 SEED = b"ewe.seed"  # and the one that holds their seed
