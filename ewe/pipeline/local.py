@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -23,6 +24,7 @@ from ewe.store import Store, sha256_json
 
 TABLE = "_publications"  # the name the table has inside DuckDB
 BATCH_BYTES = 16 << 20  # of publications a query sees at once: keeps memory flat whatever the size; 64 takes twice it
+GATHERED_BYTES = 64 << 20  # of grants that are cut into months at once: a month's batch is some dozens of rows
 UNIT_ROWS = 20_000  # rows of input one finished part covers, so that a killed run repeats no more
 MADE_UP = b"ewe.made_up"  # Parquet key that marks `ewe-data sample`'s files
 SEED = b"ewe.seed"  # and the one that holds their seed
@@ -97,7 +99,8 @@ class ParquetEngine:
                 name = f".scan/{part:05d}.arrow"
                 if not store.has(name):
                     with store.write(name) as temporary:
-                        write_parts(temporary, schema.RAW, self._query(connection, query, window, path, groups))
+                        grants = _gathered(self._query(connection, query, window, path, groups))
+                        write_parts(temporary, schema.RAW, grants)
                 advance(rows)
 
     def read(self, store: Store, month: str) -> Iterator[pa.Table]:
@@ -125,8 +128,8 @@ class ParquetEngine:
 
     def _query(
         self, connection: duckdb.DuckDBPyConnection, query: str, window: dict[str, Any], path: Path, groups: list[int]
-    ) -> Iterator[tuple[pa.Table, pa.Array]]:
-        """The query's rows over these row groups and their months, a table for each bounded batch of input."""
+    ) -> Iterator[pa.Table]:
+        """The query's rows over these row groups, a table for each bounded batch of input."""
         columns = schema.PUBLICATIONS.names
         try:
             with pq.ParquetFile(path, **FLAT) as file:
@@ -139,9 +142,23 @@ class ParquetEngine:
                     grants = connection.sql(query, params=window).to_arrow_table()
                     if grants["publication_number"].null_count:
                         raise DataError(f"{path}: a US grant has no publication_number; export the table again.")
-                    yield grants, pc.strftime(grants["grant_date"], format="%Y-%m")
+                    yield grants
         except (pa.ArrowInvalid, OSError) as error:
             raise _broken(path, error) from None
+
+
+def _gathered(tables: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, pa.Array]]:
+    """The same rows, about GATHERED_BYTES at a time, and their months."""
+    pending: list[pa.Table] = []
+    size = 0
+    for table in itertools.chain(tables, [None]):
+        if table is not None:
+            pending.append(table)
+            size += table.nbytes
+        if pending and (table is None or size >= GATHERED_BYTES):
+            whole = pa.concat_tables(pending).combine_chunks()
+            yield whole, pc.strftime(whole["grant_date"], format="%Y-%m").combine_chunks()
+            pending, size = [], 0
 
 
 def _footer(path: Path) -> pq.FileMetaData:
