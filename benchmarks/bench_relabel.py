@@ -5,7 +5,7 @@
 Made-up patents of true length (`ewe-data sample`), or those of RAW. All write the same rows, labels and files' settings
 (zstd 1, row groups of 4,096, page index); peers' labels and texts must equal ours.
 
-    ours            relabel.relabel_folder as `ewe-data relabel` runs it: hidden parts, disk syncs, hashes, Table 2
+    ours            relabel.relabel_folder as `ewe-data relabel` runs it: disk syncs, hashes, Table 2
     bare            raw/ read and the finished files written with the same settings, no other work; one thread and two
     pandas          read_parquet, ewe.text.join_claims a row, labels by explode and group-by, to_parquet
     pandas, kernel  the same with ewe.text.join_claims_batch, our compiled loop, over the whole column

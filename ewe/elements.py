@@ -34,7 +34,7 @@ _KIND[0x00] = _NUL
 _KIND[[0xC2, 0xE1, 0xE2, 0xE3]] = _WIDE  # lead bytes of the 19 white-space characters beyond ASCII
 
 _NONE, _ONE, _LAST = (np.uint64(n) for n in (0, 1, WINDOW - 1))
-_LETTER_BYTES = 7  # of a word and the blank behind it, on average and a bit more
+_WORD_BYTES = 7  # with the blank behind it, on average and a bit more
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -121,9 +121,8 @@ def _skip_words(data: Bytes, i: int, end: int, count: int, limit: int) -> tuple[
 def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[int, int, int]:
     """Rows of words.
 
-    A window shows where its words end, and each goes out as 16 letters at once: what is behind its end is zeros, and
-    what is behind its v letters the next word covers. Texts lie far apart: the next one's words are on their way while
-    this one's are read.
+    A window shows where its words end, and each goes out as 16 bytes at once: its letters, then zeros, which the next
+    word covers where v is less. Texts lie far apart: the next one's words are on their way while this one's are read.
     """
     N, u, v = out.shape
     keep = TEXT_WORDS if lengths.size else 0
@@ -132,7 +131,7 @@ def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tu
     for n in range(N):
         i, end = offsets[n], offsets[n + 1]
         if n + 1 < N:
-            for line in range(end, min(end + u * _LETTER_BYTES, offsets[n + 2]), LINE):
+            for line in range(end, min(end + u * _WORD_BYTES, offsets[n + 2]), LINE):
                 prefetch(data, line)
         row = n * u * v
         flat[row : row + u * v] = PAD
@@ -146,7 +145,7 @@ def _whitespace(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tu
                 while stops != _NONE and to + LETTERS <= last + v and to < last:
                     stop = window + lowest(stops)
                     length = stop - i
-                    if length > LETTERS < v:
+                    if length > LETTERS and v > LETTERS:  # longer than what goes out at once
                         break
                     put(flat, to, data, i, min(length, v), SHIFT)
                     words_cut += length > v

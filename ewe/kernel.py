@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from numba import njit
 
+_WINDOW = sha256(Path(__file__).with_name("window.py").read_bytes()).hexdigest()
+
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile without the lock, keeping the machine code where a folder for it can be written."""
+    """Compile without the lock, keeping the machine code where a folder for it can be written.
+
+    Kept code is good for a kernel's own file, by numba's rule, and for window.py, which kernels of several files use.
+    """
     try:
-        return njit(function, nogil=True, cache=True)
+        compiled = njit(function, nogil=True, cache=True)
     except RuntimeError:  # neither the package's folder nor the user's own is writable
         return njit(function, nogil=True)
+    kept = compiled._cache._cache_file
+    kept._source_stamp = (kept._source_stamp, _WINDOW)
+    return compiled

@@ -197,6 +197,8 @@ class Store:
             complete = found["complete"] and len(whole) == len(found["files"])
             self.manifest = {key: value for key, value in found.items() if key != "manifest_sha256"}
             self.manifest |= {"files": whole, "complete": complete}
+            if complete:
+                self._tidy()
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty folder.")
         for left_over in self.folder.rglob(".*.tmp"):
@@ -323,13 +325,20 @@ class Store:
     def finish(self, **facts: Any) -> dict[str, Any]:
         """Drop working state, mark the folder complete and return the manifest with these facts in it."""
         files = self.manifest["files"]
-        hidden = {name.split("/")[0] for name in files if name.startswith(".")}
+        hidden = sorted({name.split("/")[0] for name in files if name.startswith(".")})
         kept = {name: files[name] for name in sorted(files) if not name.startswith(".")}
-        self.manifest |= {"complete": True, **facts, "files": kept}
+        self.manifest |= {"complete": True, **facts, "removing": hidden, "files": kept}
         self._save()
-        for name in hidden:
-            _remove(self.folder / name)
+        self._tidy()
         return self.manifest
+
+    def _tidy(self) -> None:
+        """Remove a finished folder's working state; after a kill in between the next run does."""
+        if "removing" in self.manifest:
+            for name in self.manifest["removing"]:
+                _remove(self.folder / name)
+            del self.manifest["removing"]
+            self._save()
 
     def _begin(self) -> None:
         """Have a manifest before the first final name: a kill between the two must orphan nothing."""

@@ -59,10 +59,12 @@ def silent(_rows: int) -> None:
     """Progress that a task shows: none."""
 
 
-def write_shard(store: Store, shard: relabel.Shard, how: relabel.How, advance: Callable[[int], None]) -> Any:
+def write_shard(
+    store: Store, shard: relabel.Shard, how: relabel.How, labels: dict[str, list[str]], advance: Callable[[int], None]
+) -> Any:
     """As relabel's own."""
-    tally = on_cluster(store, relabel.__name__, "_write_shard", shard, how, silent)
-    advance(store.rows(shard.name("relabeled")))
+    tally = on_cluster(store, relabel.__name__, "_write_shard", shard, how, labels, silent)
+    advance(shard.rows)
     return tally
 
 

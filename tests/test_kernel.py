@@ -1,3 +1,8 @@
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,3 +21,30 @@ def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(kernel, "njit", njit)
 
     assert kernel.kernel(len) is len
+
+
+def test_kept_machine_code_goes_when_window_changes(tmp_path: Path) -> None:
+    """numba itself looks at a kernel's own file alone, and would go on with what an older window.py gave."""
+    package = tmp_path / "ewe"
+    package.mkdir()
+    for name in ("kernel", "window"):
+        shutil.copy(Path(kernel.__file__).with_name(f"{name}.py"), package)
+    (package / "__init__.py").touch()
+    (package / "user.py").write_text(
+        "from ewe.kernel import kernel\nfrom ewe.window import equal, ones\n\n\n"
+        "@kernel\ndef count(data):\n    return ones(equal(data, 0, 7))\n"
+    )
+    script = (
+        "import numpy as np; from ewe.user import count; "
+        "print(count(np.full(64, 7, np.uint8)), sum(count.stats.cache_hits.values()))"
+    )
+
+    def run() -> str:
+        command = [sys.executable, "-c", script]
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "kept")}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert [run(), run()] == ["64 0\n", "64 1\n"]
+    window = package / "window.py"
+    window.write_text(window.read_text().replace('_mask("==")', '_mask("!=")'))
+    assert [run(), run()] == ["0 0\n", "0 1\n"]

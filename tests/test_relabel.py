@@ -93,7 +93,19 @@ def test_the_rule_case_by_case(codes: list[Code] | None, first: str | None, late
 
 
 symbols = st.sampled_from(
-    ["A01B1/00", "A01B 1/00", "Ä€🙂B1", "Ä€🙂", "A01B3/12", "G06Q10/00", "G06Q\u00a010/00", "C07D", "", "H10K"]
+    [
+        "A01B1/00",
+        "A01B 1/00",
+        "Ä€🙂B1",
+        "Ä€🙂",
+        "A01B3/12",
+        "G06Q10/00",
+        "G06Q\u00a010/00",
+        "A0\x1c1B1/00",
+        "C07D",
+        "",
+        "H10K",
+    ]
 )
 flags = st.sampled_from([None, False, True])
 codes = st.none() | st.lists(st.builds(code, symbols | st.none(), flags, flags), max_size=8)

@@ -225,6 +225,35 @@ def test_released_files_stand_beside_the_makers_own(tmp_path: Path) -> None:
         verify(folder)
 
 
+def test_a_kill_while_working_state_goes_leaves_it_to_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a person keeps beside the files stays, hidden or not."""
+    with Store(tmp_path / "whole", "raw", {}) as store:
+        fill(store, ".parts/a", "b")
+        store.finish(rows=1)
+    (tmp_path / "killed/.git").mkdir(parents=True)
+
+    def killed(path: Path) -> None:
+        if path.name == ".parts":
+            raise KeyboardInterrupt
+
+    with Store(tmp_path / "killed", "raw", {}) as store:
+        fill(store, ".parts/a", "b")
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("ewe.store._remove", killed)
+            store.finish(rows=1)
+    assert (tmp_path / "killed/.parts/a").exists()
+    assert verify(tmp_path / "killed") == verify(tmp_path / "whole")
+    with Store(tmp_path / "killed", "raw", {}) as store:
+        assert store.finished
+
+    assert not (tmp_path / "killed/.parts").exists()
+    assert (tmp_path / "killed/.git").exists()
+    manifests = [(tmp_path / name / MANIFEST).read_bytes() for name in ("whole", "killed")]
+    assert manifests[0] == manifests[1]
+
+
 def test_a_killed_release_leaves_a_whole_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"README.md": "more", "report.html": "<p>"}
     for name, stop in (("whole", None), ("killed", "README.md"), ("late", "SHA256SUMS")):

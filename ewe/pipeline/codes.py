@@ -75,7 +75,7 @@ def _without_white_space(codes: pa.Array) -> tuple[Bytes, Ints]:
     codes = pc.fill_null(codes, "").cast(pa.large_string())
     data = np.frombuffer(codes.buffers()[2] or b"", np.uint8)
     if ((data <= ord(" ")) | (data >= 0x80)).any():  # nearly never: the pattern takes as long as the rule
-        codes = pl.Series(codes).str.replace_all(r"\s+", "").rechunk().to_arrow()
+        codes = pl.Series(codes).str.replace_all(r"[\s\x1c-\x1f]+", "").rechunk().to_arrow()
     _, offsets, data = codes.buffers()
     offsets = np.frombuffer(offsets or bytes(8), np.int64)
     return np.frombuffer(data or b"", np.uint8), offsets[codes.offset : codes.offset + len(codes) + 1]

@@ -1,7 +1,7 @@
 """Hidden parts: Arrow files whose every batch belongs to one key, read back key by key.
 
 This is how rows change their order in flat memory: written as they come, a bounded batch at a time,
-and gathered later by month, split or day.
+and gathered later by month or day.
 """
 
 from __future__ import annotations
@@ -18,18 +18,14 @@ KEY = "part_key"  # the column that holds a batch's key, constant in it
 FLAT = {"pre_buffer": False, "buffer_size": 1 << 20}  # of pq.ParquetFile, which else keeps every row group it passed
 
 
-def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, pa.Array]]) -> dict[str, int]:
+def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, pa.Array]]) -> None:
     """Write tables to one file, each cut into batches by its rows' keys; rows keep their order.
 
     Args:
         path: the file (a temporary name of the store's).
         schema: what every table is cast to.
         tables: each with a string array of its rows' keys.
-
-    Returns:
-        Rows by key, keys sorted.
     """
-    rows: dict[str, int] = {}
     keyed = schema.append(pa.field(KEY, pa.string()))
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, keyed, options=options) as writer:
@@ -43,8 +39,6 @@ def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, 
             for key in sorted(counts):
                 writer.write_table(by_key.slice(begin, counts[key]))
                 begin += counts[key]
-                rows[key] = rows.get(key, 0) + counts[key]
-    return dict(sorted(rows.items()))
 
 
 def read_keys(path: Path) -> list[str]:
@@ -70,12 +64,6 @@ def read_parts(path: Path, keys: list[str], key: str, columns: list[str] | None 
             for index, each in enumerate(keys):
                 if each == key:
                     yield reader.get_batch(index)
-
-
-def read_part(path: Path, index: int) -> pa.RecordBatch:
-    """The batch of this index in the part."""
-    with _open(path, None) as reader:
-        return reader.get_batch(index)
 
 
 @contextmanager

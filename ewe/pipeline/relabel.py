@@ -18,7 +18,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -142,13 +141,13 @@ def relabel_folder(
             say(f"{out} is finished already.")
             return _summary(store)
         months = {raw / name: each["rows"] for name, each in source["files"].items() if name.startswith("grants-")}
-        labels = _vocabularies(_of_split(months, splits["train"]), max_claims, scheme, splits)
-        how = How(max_claims, scheme, splits, labels)
+        how = How(max_claims, scheme, splits)
+        labels = _vocabularies(_of_split(months, splits["train"]), how)
         shards = [shard for split, window in splits.items() for shard in _shards(split, _of_split(months, window))]
         tallies = {split: stats.Tally(labels) for split in splits}
-        rows = sum(months[month] for shard in shards for month in shard.months)
+        rows = sum(shard.rows for shard in shards)
         with bar("relabel", rows, "rows") as advance, ThreadPoolExecutor(WORKERS) as pool:
-            made = pool.map(lambda shard: _write_shard(store, shard, how, advance), shards)
+            made = pool.map(lambda shard: _write_shard(store, shard, how, labels, advance), shards)
             for shard, tally in zip(shards, made, strict=True):
                 tallies[shard.split].merge(tally)
         _write_dropped(store, shards, months, splits)
@@ -157,7 +156,8 @@ def relabel_folder(
             warn(f"no row in split {split}; its shard is empty and load_dataset is not offered it.")
         counts = stats.count_labels(tallies)
         store.write_json("labels.json", {"scheme": scheme, **_with_counts(labels, counts)})
-        several_first = sum(each.get("several_first", 0) for each in store.manifest["files"].values())
+        records = [store.manifest["files"][shard.name("relabeled")] for shard in shards]
+        several_first = sum(record["several_first"] for record in records)
         store.write_json(
             "stats.json", stats.summarize(store, tallies, several_first=several_first, max_claims=max_claims)
         )
@@ -173,19 +173,18 @@ def relabel_folder(
 
 
 class How(NamedTuple):
-    """What a shard's rows are made with."""
+    """What decides how rows are relabeled."""
 
     max_claims: int
     scheme: Scheme
     splits: Splits
-    labels: dict[str, list[str]]
 
 
 # -- reading raw/ ----------------------------------------------------------------------------------------------------
 
 
 def _of_split(months: Mapping[Path, int], window: tuple[dt.date, dt.date]) -> dict[Path, int]:
-    """The month shards that may hold a day of the window, in the order of time, with their rows."""
+    """The month shards that may hold a day of the window, in the order of time, as their names are, with their rows."""
     first, last = (day.strftime("grants-%Y-%m.parquet") for day in window)
     return {month: months[month] for month in sorted(months) if first <= month.name <= last}
 
@@ -201,36 +200,33 @@ def _by_date(month: Path) -> Iterator[pa.Table]:
     """A month shard, which is sorted by publication number, by day and number; a batch at a time is in memory.
 
     Numbers follow each other in time, nearly always: what does not (reissues, whose numbers are their own) is read
-    first and held until its day has come.
+    first and held until its day has come. At worst that is nearly the month: of June 2018, where 10000000 stands
+    before 9990000.
     """
     with pq.ParquetFile(month, **FLAT) as file:
         days = file.read(["grant_date"], use_threads=False).column(0).cast(pa.int32()).to_numpy()
         late = days < np.maximum.accumulate(days)
-        held = _rows(file, late) if late.any() else None
-        held_days = days[late]
-        order = np.argsort(held_days, kind="stable")
+        order = np.argsort(days[late], kind="stable")
+        held, held_days = _rows(file, late).take(order), days[late][order]
         begin = out = 0
         for batch in file.iter_batches(CHUNK, use_threads=False):
             here = slice(begin, begin + batch.num_rows)
             begin = here.stop
             table = pa.Table.from_batches([batch])
-            if held is not None:
-                table = table.filter(pa.array(~late[here])) if late[here].any() else table
-                on_time = days[here][~late[here]]
-                done = 0
-                while out < len(order) and done < len(on_time):
-                    day = held_days[order[out]]
-                    place = int(np.searchsorted(on_time, day, "right"))
-                    if place == len(on_time):
-                        break
-                    count = int(np.searchsorted(held_days[order], day, "right")) - out
-                    yield table.slice(done, place - done)
-                    yield held.take(order[out : out + count])
-                    done, out = place, out + count
-                table = table.slice(done)
-            yield table
-        if held is not None:
-            yield held.take(order[out:])
+            if late[here].any():
+                table = table.filter(pa.array(~late[here]))
+            on_time = days[here][~late[here]]
+            done = 0
+            while out < len(held_days) and done < len(on_time):
+                place = int(np.searchsorted(on_time, held_days[out], "right"))
+                if place == len(on_time):
+                    break
+                end = int(np.searchsorted(held_days, held_days[out], "right"))
+                yield table.slice(done, place - done)
+                yield held.slice(out, end - out)
+                done, out = place, end
+            yield table.slice(done)
+        yield held.slice(out)
 
 
 def _rows(file: pq.ParquetFile, wanted: NDArray[np.bool_]) -> pa.Table:
@@ -248,36 +244,33 @@ def _rows(file: pq.ParquetFile, wanted: NDArray[np.bool_]) -> pa.Table:
 # -- labels: the training split's subclasses -------------------------------------------------------------------------
 
 
-def _vocabularies(months: Iterable[Path], max_claims: int, scheme: Scheme, splits: Splits) -> dict[str, list[str]]:
+def _vocabularies(months: Iterable[Path], how: How) -> dict[str, list[str]]:
     """Label names by kind: position (First-* sorted, then Later-* sorted) and unordered (spec, section 4)."""
     relabeled: set[str] = set()
     no_first: set[str] = set()
     with ThreadPoolExecutor(WORKERS) as pool:
-        add = partial(_add_subclasses, how=(max_claims, scheme, splits), relabeled=relabeled, no_first=no_first)
-        list(pool.map(add, months))
+        list(pool.map(lambda month: _add_subclasses(month, how, relabeled, no_first), months))
     if not relabeled:
-        start, end = splits["train"]
+        start, end = how.splits["train"]
         raise DataError(
-            f"No row of the train split ({start} to {end}) has claims and a first-listed {scheme} code; "
+            f"No row of the train split ({start} to {end}) has claims and a first-listed {how.scheme} code; "
             "give other --split windows, another --scheme, or fetch other years."
         )
     position = [f"{rank}-{subclass}" for rank in ("First", "Later") for subclass in sorted(relabeled)]
     return {"position": position, "unordered": sorted(relabeled | no_first)}
 
 
-def _add_subclasses(
-    month: Path, how: tuple[int, Scheme, Splits], relabeled: set[str], no_first: set[str]
-) -> None:
+def _add_subclasses(month: Path, how: How, relabeled: set[str], no_first: set[str]) -> None:
     """Add the subclasses of a month's training rows to those known, of rows with a code flagged first and of others.
 
-    A row without claims counts for nothing, so claims are read where a row has a subclass that is new.
+    A row without claims counts for nothing, so claims are read where a row has a subclass that is new. Threads share
+    what is known without a lock: who sees it too late reads more than need be.
     """
-    max_claims, scheme, splits = how
     with pq.ParquetFile(month, **FLAT) as file:
         for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=["grant_date", scheme], use_threads=False)
-            labelled = codes.label(table[scheme].combine_chunks())
-            train, listed = _within(table, splits["train"]), _flags(labelled["first"].is_valid())
+            table = file.read_row_group(group, columns=["grant_date", how.scheme], use_threads=False)
+            labelled = codes.label(table[how.scheme].combine_chunks())
+            train, listed = _within(table, how.splits["train"]), _flags(labelled["first"].is_valid())
             subclasses = labelled["subclasses"]
             of_row = np.repeat(np.arange(len(subclasses)), pc.list_value_length(subclasses).to_numpy())
             values = subclasses.flatten()
@@ -289,7 +282,7 @@ def _add_subclasses(
                 if claims is None:
                     claims = file.read_row_group(group, columns=["claims"], use_threads=False)["claims"]
                 chosen = np.unique(of_row[new])
-                texts = _first_claims(claims.take(chosen).combine_chunks(), max_claims)["text"]
+                texts = _first_claims(claims.take(chosen).combine_chunks(), how.max_claims)["text"]
                 filled = chosen[_flags(pc.greater(pc.binary_length(texts), 0))]
                 known.update(values.filter(pa.array(new & np.isin(of_row, filled))).to_pylist())
 
@@ -326,7 +319,13 @@ class Shard(NamedTuple):
     number: int
     shards: int
     """of the split"""
-    months: list[Path]
+    months: Mapping[Path, int]
+    """with their rows"""
+
+    @property
+    def rows(self) -> int:
+        """Of its months, whatever split they are of."""
+        return sum(self.months.values())
 
     def name(self, config: str) -> str:
         """The file of this config's rows."""
@@ -340,28 +339,29 @@ class Shard(NamedTuple):
 
 def _shards(split: str, months: Mapping[Path, int]) -> list[Shard]:
     """The shards of a split, cut where raw/'s manifest says, so that no row need be read to know them."""
-    groups: list[list[Path]] = [[]]
-    rows = 0
-    for month, more in months.items():
-        if groups[-1] and rows + more > SHARD_ROWS:
-            groups.append([])
-            rows = 0
-        groups[-1].append(month)
-        rows += more
+    groups: list[dict[Path, int]] = [{}]
+    for month, rows in months.items():
+        if groups[-1] and sum(groups[-1].values()) + rows > SHARD_ROWS:
+            groups.append({})
+        groups[-1][month] = rows
     return [Shard(split, number, len(groups), group) for number, group in enumerate(groups)]
 
 
-def _write_shard(store: Store, shard: Shard, how: How, advance: Callable[[int], None]) -> stats.Tally:
+def _write_shard(
+    store: Store, shard: Shard, how: How, labels: dict[str, list[str]], advance: Callable[[int], None]
+) -> stats.Tally:
     """Write a shard's files and count what is in them; of files that an earlier run has written, count alone."""
-    tally = stats.Tally(how.labels)
+    tally = stats.Tally(labels)
     names = {config: shard.name(config) for config in CONFIGS}
     if all(map(store.has, (*names.values(), shard.dropped))):
         for config, name in names.items():
             with pq.ParquetFile(store.folder / name, **FLAT) as file:
                 for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
                     tally.add(pa.Table.from_batches([batch]), config)
+        advance(shard.rows)
         return tally
-    facts = {config: {"rows": 0, "arrow_bytes": 0, "several_first": 0} for config in CONFIGS}
+    facts = {config: {"rows": 0, "arrow_bytes": 0} for config in CONFIGS}
+    facts["relabeled"]["several_first"] = 0
     dropped: list[pa.Table] = [schema.DROPPED.empty_table()]
 
     def rows() -> Iterator[tuple[str, pa.Table]]:
@@ -373,26 +373,24 @@ def _write_shard(store: Store, shard: Shard, how: How, advance: Callable[[int], 
             raw = raw if mine.all() else raw.filter(pa.array(mine)).combine_chunks()
             tables, without, several_first = relabel_table(raw, how.max_claims, how.scheme)
             dropped.append(without)
+            facts["relabeled"]["several_first"] += several_first
             for config in CONFIGS:
-                facts[config]["several_first"] += several_first[config]
                 yield config, tables[config].append_column("split", pa.repeat(shard.split, tables[config].num_rows))
 
     def groups() -> Iterator[tuple[str, pa.Table]]:
         for config, table in _row_groups(rows()):
-            labelled = _add_labels(table, how.labels)
+            labelled = _add_labels(table, labels)
             facts[config]["rows"] += labelled.num_rows
             facts[config]["arrow_bytes"] += _arrow_bytes(labelled)
             tally.add(labelled, config)
             yield config, labelled
 
     with ExitStack() as stack:
-        lost = {"rows": 0}
-        temporary = stack.enter_context(store.write(shard.dropped, lost))
         files = {config: stack.enter_context(_final(store, names[config], facts[config])) for config in CONFIGS}
         for config, table in _ahead(groups()):
             files[config].write_table(table, row_group_size=ROW_GROUP)
+    with store.write(shard.dropped) as temporary:
         pq.write_table(pa.concat_tables(dropped), temporary)
-        lost["rows"] = sum(each.num_rows for each in dropped)
     return tally
 
 
@@ -414,14 +412,12 @@ def _final(store: Store, name: str, facts: dict[str, int]) -> Iterator[pq.Parque
         yield writer
 
 
-def relabel_table(
-    raw: pa.Table, max_claims: int, scheme: Scheme
-) -> tuple[dict[str, pa.Table], pa.Table, dict[str, int]]:
+def relabel_table(raw: pa.Table, max_claims: int, scheme: Scheme) -> tuple[dict[str, pa.Table], pa.Table, int]:
     """One chunk of raw/ (columns in one piece each) on its way to dataset/.
 
     Returns:
-        By config its rows, with text and labels; the others' numbers and why they are dropped (schema.DROPPED); and by
-        config how many rows have several codes flagged first.
+        By config its rows, with text and labels; the others' numbers and why they are dropped (schema.DROPPED); and how
+        many of those that are kept have several codes flagged first.
     """
     columns = _first_claims(raw["claims"].chunk(0), max_claims) | codes.label(raw[scheme].chunk(0))
     has_text = pc.greater(pc.binary_length(columns["text"]), 0)
@@ -429,17 +425,17 @@ def relabel_table(
     listed = columns["first"].is_valid()
     kept = pc.and_(has_text, has_codes)
     rows = {"relabeled": pc.and_(kept, listed), "no_first": pc.and_(kept, pc.invert(listed))}
-    several_first = {config: pc.sum(pc.and_(columns["several_first"], chosen)) for config, chosen in rows.items()}
+    several_first = pc.sum(pc.and_(columns["several_first"], kept)).as_py()
     table = pa.table({name: raw[name] for name in raw.column_names if name != "claims"} | columns)
     lost = pc.invert(kept)
     reasons = pc.if_else(has_text, "no_codes", "no_claims").filter(lost)
     dropped = pa.table([raw["publication_number"].filter(lost), reasons], schema=schema.DROPPED)
     tables = {config: table if pc.all(chosen).as_py() else table.filter(chosen) for config, chosen in rows.items()}
-    return tables, dropped, {config: count.as_py() or 0 for config, count in several_first.items()}
+    return tables, dropped, several_first
 
 
 def _row_groups(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
-    """The same rows by config, ROW_GROUP at a time."""
+    """As runs.row_groups of each config, in one pass over both."""
     pending: dict[str, list[pa.Table]] = {}
     for config, table in tables:
         held = pending.setdefault(config, [])

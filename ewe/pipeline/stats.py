@@ -80,7 +80,7 @@ def summarize(store: Store, tallies: Mapping[str, Tally], *, several_first: int,
         several_first: rows where several codes were flagged first, so that the rule chose one.
         max_claims: claims joined in `text`.
     """
-    files = {name: record["rows"] for name, record in store.manifest["files"].items() if name.endswith(".parquet")}
+    files = {name: record["rows"] for name, record in store.manifest["files"].items() if "rows" in record}
     reasons = pl.read_parquet(store.folder / "dropped.parquet")["reason"].value_counts(sort=True).rows()
     counts = count_labels(tallies)
     return {
