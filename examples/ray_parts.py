@@ -32,11 +32,11 @@ class Files:
         self.folder, self.has, self.facts = folder, finished.__contains__, {}
 
     @contextmanager
-    def write(self, name: str, facts: dict[str, Any]) -> Iterator[Path]:
+    def write(self, name: str, facts: dict[str, Any] | None = None) -> Iterator[Path]:
         """As Store.write."""
         with publish(self.folder / name) as temporary:
             yield temporary
-        self.facts[name] = facts
+        self.facts[name] = facts or {}
 
 
 @ray.remote
