@@ -95,7 +95,7 @@ def learn(tensors: Path, run: Path, recipe: dict[str, Any], sizes: dict[str, Any
 
 def soonest(found: dict[str, Any], target: float) -> int | None:
     """Examples seen at the end of the first epoch that is at the target; None where none is."""
-    there = [epoch for epoch, f1 in enumerate(found["f1"], 1) if f1 >= target]
+    there = [epoch for epoch, f1 in enumerate(found["f1"], 1) if f1 >= target > 0]
     return there[0] * int(found["examples_an_epoch"]) if there else None
 
 
