@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from ewe.errors import DataError
 from ewe.pipeline import card, codes, schema, stats
 from ewe.pipeline.parts import FLAT
-from ewe.pipeline.runs import row_groups
+from ewe.pipeline.runs import RowGroups, row_groups
 from ewe.pipeline.split import PAPER, Splits, assign_split
 from ewe.progress import bar, say, warn
 from ewe.store import Store, read_json, read_manifest, sha256_json
@@ -435,21 +435,12 @@ def relabel_table(raw: pa.Table, max_claims: int, scheme: Scheme) -> tuple[dict[
 
 
 def _row_groups(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
-    """As runs.row_groups of each config, in one pass over both."""
-    pending: dict[str, list[pa.Table]] = {}
+    """The same rows by config, ROW_GROUP at a time."""
+    pending = {config: RowGroups(ROW_GROUP) for config in CONFIGS}
     for config, table in tables:
-        held = pending.setdefault(config, [])
-        held.append(table)
-        rows = sum(each.num_rows for each in held)
-        if rows >= ROW_GROUP:
-            whole = pa.concat_tables(held)
-            full = rows - rows % ROW_GROUP
-            for start in range(0, full, ROW_GROUP):
-                yield config, whole.slice(start, ROW_GROUP).combine_chunks()
-            pending[config] = [whole.slice(full)] if full < rows else []
-    for config, held in pending.items():
-        if any(each.num_rows for each in held):
-            yield config, pa.concat_tables(held).combine_chunks()
+        yield from ((config, group) for group in pending[config].add(table))
+    for config, groups in pending.items():
+        yield from ((config, group) for group in groups.rest() if group.num_rows)
 
 
 def _ahead(tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:

@@ -48,19 +48,36 @@ def merge(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
         yield _sorted(final)
 
 
+class RowGroups:
+    """Tables in, the same rows out, `rows` at a time, so that a shard's bytes do not depend on how they came."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._pending: list[pa.Table] = []
+
+    def add(self, table: pa.Table) -> Iterator[pa.Table]:
+        """What has become whole."""
+        self._pending.append(table)
+        held = sum(each.num_rows for each in self._pending)
+        if held >= self._rows:
+            whole = pa.concat_tables(self._pending)
+            full = held - held % self._rows
+            for start in range(0, full, self._rows):
+                yield whole.slice(start, self._rows).combine_chunks()
+            self._pending = [whole.slice(full)] if full < held else []
+
+    def rest(self) -> Iterator[pa.Table]:
+        """What is left at the end, if anything was."""
+        if self._pending:
+            yield pa.concat_tables(self._pending).combine_chunks()
+
+
 def row_groups(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows, `rows` at a time, so that a shard's bytes do not depend on how they came."""
-    pending: list[pa.Table] = []
+    """The same rows, `rows` at a time."""
+    groups = RowGroups(rows)
     for table in tables:
-        pending.append(table)
-        held = sum(each.num_rows for each in pending)
-        if held >= rows:
-            whole = pa.concat_tables(pending)
-            for start in range(0, held - held % rows, rows):
-                yield whole.slice(start, rows).combine_chunks()
-            pending = [whole.slice(held - held % rows)] if held % rows else []
-    if pending:
-        yield pa.concat_tables(pending).combine_chunks()
+        yield from groups.add(table)
+    yield from groups.rest()
 
 
 def refuse_twice(numbers: pa.ChunkedArray, last: pa.Scalar | None) -> pa.Scalar:
