@@ -16,7 +16,6 @@ take more than 1.25 times the memory.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -30,10 +29,10 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from fake_bigquery import FakeBigQuery
+from result import keep
 
 from ewe.pipeline import schema
 
-RESULT = Path(__file__).parent / "results" / "bigquery.json"
 CHARACTERS = 8_000  # of claims a grant
 ALLOWED = 1.25  # times the memory for ten times the rows
 
@@ -100,9 +99,7 @@ def main() -> None:
     rows = parser.parse_args().rows
     report: dict[str, Any] = {"import_mb": round(run()[1]), "1x": measure(rows), "10x": measure(10 * rows)}
     report["memory_10x_over_1x"] = round(report["10x"]["peak_mb"] / report["1x"]["peak_mb"], 2)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report, indent=2))
+    keep("bigquery", report, "google-cloud-bigquery", "google-cloud-bigquery-storage", "pyarrow", "polars")
     assert report["memory_10x_over_1x"] <= ALLOWED, "memory grows with the result"
 
 

@@ -13,31 +13,26 @@ falls with the square of the length, may pass it; head, embedding and the merge 
 training step takes beside weights and moments is measured too. Without sizes a CPU gets small ones, a card ByT5-base.
 
 The published speeds are of inference on SST-2's sentences, batch 12, one A100, the merge on the CPU.
-Prints one JSON document and writes it to benchmarks/results/byt5.json.
+Prints one JSON document and writes it to benchmarks/results/byt5-DEVICE.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import platform
 import time
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from result import keep
 
 from ewe import elements
 from ewe.byt5 import MERGES, ByT5, ByT5Config
 from ewe.compute import Compute
 from ewe.config import Sizes
 
-RESULT = Path(__file__).parent / "results" / "byt5.json"
 PUBLISHED = {  # Table 2: iterations a second; the last ratio is printed 1.15
     "none": {"it/s": 4.88, "speed over none": 1.0},
     "attention after 2": {"it/s": 8.67, "speed over none": 1.78},
@@ -172,19 +167,13 @@ def main() -> None:
         by_bytes[str(length)] = measure(length, sizes, options.rounds, compute)
         gc.collect()
     result = {
-        "question": "byt5",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {name: version(name) for name in ("torch", "transformers", "numpy", "numba")},
         "compute": str(compute),
         "threads": torch.get_num_threads(),
         "sizes": {name: sizes[name] for name in ("layers", "width", "batch")},
         "published": PUBLISHED,
         "by bytes a text": by_bytes,
     }
-    text = json.dumps(result, indent=2)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text + "\n")
-    print(text)
+    keep(f"byt5-{compute.device.type}", result, "torch", "transformers", "numpy", "numba")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,6 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +43,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasketch import MinHash, MinHashLSH
+from result import keep
 
 from ewe.pipeline import links, minhash, schema
 from ewe.pipeline.dedup import dedup_folder
 from ewe.store import Store
 
-RESULT = Path(__file__).parent / "results" / "dedup.json"
 SIGNED, PEER_SIGNED = 20_000, 1_000
 JOINED, PEER_JOINED = 1_000_000, 50_000
 FAMILY, PEER_FAMILY = (5_000, 10_000, 20_000), (1_250, 2_500, 5_000)
@@ -378,18 +376,12 @@ def main() -> None:
         print(json.dumps(work(options.alone[1])))
         return
     result = {
-        "question": "dedup",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {name: version(name) for name in ("datasketch", "rensa", "polars", "numpy", "numba", "pyarrow")},
         "signatures": signatures(options.rounds),
         "join": join(options.rounds),
         "family": family(),
         "growth": growth(options.growth, options.folder),
     }
-    text = json.dumps(result, indent=2)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text + "\n")
-    print(text)
+    keep("dedup", result, "datasketch", "rensa", "polars", "numpy", "numba", "pyarrow")
 
 
 if __name__ == "__main__":

@@ -22,24 +22,20 @@ time; CPU time a row (all threads) is what a busy machine leaves comparable.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from result import keep
 from tokenizers import BertWordPieceTokenizer
 
 from ewe.elements import CLS, SEP, encode_buffers
 
-RESULT = Path(__file__).parent / "results" / "encode.json"
 U, V = 128, 16
 PEER_ROWS = 2000
 
@@ -70,6 +66,13 @@ def fill(mapped: np.ndarray, threads: int) -> None:
     """Touch every page of a mapping."""
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda part: part.fill(7), np.array_split(mapped, threads)))
+
+
+def encode_slice(data: np.ndarray, offsets: np.ndarray, rows: int) -> np.ndarray:
+    """Our encoding of the first rows."""
+    out = np.empty((rows, U, V), np.uint8)
+    encode_buffers(data, offsets[: rows + 1], out)
+    return out
 
 
 def main() -> None:
@@ -139,13 +142,6 @@ def main() -> None:
     rates = {name: rows / min(seconds[name]) for name, (rows, _) in cases.items()}
     bare = max(rates["bare map, 1 thread"], rates["bare map, 2 threads"])
     result = {
-        "question": "encode",
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
-        "versions": {name: version(name) for name in ("numpy", "numba", "pyarrow", "tokenizers")},
         "rows": N,
         "bytes_a_text": round(data.size / N),
         "rows_a_second": {name: round(rate) for name, rate in rates.items()},
@@ -161,17 +157,7 @@ def main() -> None:
             "mapped: time over the bare map": round(bare / rates["ours, mapped"], 2),
         },
     }
-    text = json.dumps(result, indent=2)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text + "\n", encoding="utf-8")
-    print(text)
-
-
-def encode_slice(data: np.ndarray, offsets: np.ndarray, rows: int) -> np.ndarray:
-    """Our encoding of the first rows."""
-    out = np.empty((rows, U, V), np.uint8)
-    encode_buffers(data, offsets[: rows + 1], out)
-    return out
+    keep("encode", result, "numpy", "numba", "pyarrow", "tokenizers")
 
 
 if __name__ == "__main__":

@@ -20,18 +20,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-RESULT = Path(__file__).parent / "results" / "growth.json"
+from result import keep
+
 FULL = [100_000, 400_000, 1_950_000]
 WARM_UP = 500  # rows, before all: kernels are compiled and kept
 COMMAND = Path(sys.executable).parent / "ewe-data"
@@ -101,13 +100,6 @@ def main() -> None:
     del runs[WARM_UP]
     first, last = runs[sizes[0]], runs[sizes[-1]]
     result = {
-        "question": "growth",
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
-        "versions": {name: version(name) for name in ("ewe-patents", "polars", "pyarrow", "duckdb", "numba")},
         "runs": runs,
         "linear": {
             step: {
@@ -126,10 +118,7 @@ def main() -> None:
         "memory": {step: round(last[step]["peak_memory_mb"] / first[step]["peak_memory_mb"], 2) for step in STEPS},
         "the whole way": {rows: each["the whole way"] for rows, each in runs.items()},
     }
-    text = json.dumps(result, indent=2)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    keep("growth", result, "ewe-patents", "polars", "pyarrow", "duckdb", "numba")
 
 
 if __name__ == "__main__":

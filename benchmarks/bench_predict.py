@@ -23,19 +23,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from bench_train import PEAK, RESULTS, L, Peer, flops, made_up, u, v
+from bench_train import PEAK, L, Peer, flops, made_up, u, v
+from result import keep
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -237,9 +236,6 @@ def main() -> None:
     mine = best["ours" if card else "ours, plain"]
     limit = PEAK / flops(layers, w)
     result = {
-        "question": "predict",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy", "numba")},
         "compute": str(compute),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg(),
@@ -251,10 +247,7 @@ def main() -> None:
     }
     if card:
         result["share of the limit"] = {name: round(rate / limit, 3) for name, rate in best.items()}
-    text = json.dumps(result, indent=2)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"predict-{compute.device.type}.json").write_text(text + "\n")
-    print(text)
+    keep(f"predict-{compute.device.type}", result, "torch", "transformers", "tokenizers", "numpy", "numba")
 
 
 if __name__ == "__main__":

@@ -19,23 +19,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from result import keep
 
 from ewe import progress
 from ewe.batches import Meta
 from ewe.train import train_model
 
-RESULTS = Path(__file__).parent / "results"
 PAPER_WIDTH, PAPER_RATE, PAPER_STD = 768, 2e-5, 0.02
 QUICK = ["paper", "x4, warm-up, priors"]
 
@@ -129,14 +126,7 @@ def main() -> None:
         recipe["examples to it"] = soonest(recipe, target)
         recipe["speed"] = round(slowest / recipe["examples to it"], 2) if slowest and recipe["examples to it"] else None
     result = {
-        "question": "recipe",
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-            "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
-        },
-        "versions": {name: version(name) for name in ("numpy", "torch")},
+        "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "rows": rows,
         "u": meta.u,
         "labels": len(meta.label_names),
@@ -145,12 +135,11 @@ def main() -> None:
         "target": target,
         "found": found,
     }
-    text = json.dumps(result, indent=2)
-    label = options.tensors.resolve().name if options.tensors else options.device
-    RESULTS.mkdir(exist_ok=True)
-    if not quick:
-        (RESULTS / f"recipe-{label}.json").write_text(text + "\n", encoding="utf-8")
-    print(text)
+    if quick:
+        print(json.dumps(result, indent=2))
+    else:
+        label = options.tensors.resolve().name if options.tensors else options.device
+        keep(f"recipe-{label}", result, "numpy", "torch")
 
 
 if __name__ == "__main__":

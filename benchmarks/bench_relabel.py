@@ -26,23 +26,20 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import itertools
-import json
 import multiprocessing
-import os
-import platform
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from result import keep
 
 from ewe.pipeline import schema
 from ewe.pipeline.fetch import fetch_grants
@@ -52,7 +49,6 @@ from ewe.pipeline.sample import write_sample
 from ewe.pipeline.split import PAPER
 from ewe.text import join_claims, join_claims_batch
 
-RESULT = Path(__file__).parent / "results" / "relabel.json"
 WINDOW = {"start": dt.date(2006, 1, 1), "end": dt.date(2015, 12, 31)}
 TOUCHED = 2 << 30  # bytes
 COMPARED = ["publication_number", "text", "n_claims", "label_names", "labels", "unordered_labels"]
@@ -391,13 +387,6 @@ def main() -> None:
     best = {case: min(times) for case, times in seconds.items()}
     fastest = {name: max(found) for name, found in rates.items()}
     result = {
-        "question": "relabel",
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
-        "versions": {name: version(name) for name in ("numpy", "numba", "pyarrow", "polars", "pandas", "duckdb")},
         "rows": rows,
         "seconds": {case: [round(each, 3) for each in times] for case, times in seconds.items()},
         "processor_seconds": {case: round(min(each), 3) for case, each in processor.items()},
@@ -414,9 +403,7 @@ def main() -> None:
             "labels: speed over pandas": round(fastest["labels alone, ours"] / fastest["labels alone, pandas"], 1),
         },
     }
-    print(json.dumps(result, indent=2))
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    keep("relabel", result, "numpy", "numba", "pyarrow", "polars", "pandas", "duckdb")
 
 
 if __name__ == "__main__":

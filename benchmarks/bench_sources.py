@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import json
 import multiprocessing
-import os
-import platform
 import resource
 import shutil
 import tempfile
@@ -32,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from result import keep
 
 from ewe.pipeline.fetch import fetch_grants
 from ewe.pipeline.patentsview import PatentsviewEngine
@@ -322,13 +320,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="sources-", dir=options.folder))
     try:
         result = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
             "xml": bench_xml(folder, options.weeks, options.rounds),
             "patentsview": bench_patentsview(folder, FULL if options.full else options.grants),
         }
-        print(json.dumps(result, indent=2))
     finally:
         shutil.rmtree(folder)
+    keep("sources", result, "lxml", "duckdb", "pyarrow")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,13 @@ interpreter alone, which is the limit. Prints one JSON document and writes it to
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
-RESULT = Path(__file__).parent / "results" / "start.json"
+from result import keep
+
 HERE = Path(sys.executable).parent
 COMMANDS = {
     "python": [sys.executable, "-c", "pass"],
@@ -47,20 +44,7 @@ def main() -> None:
     for _ in range(options.rounds + 1):  # the first fills caches
         for name, command in COMMANDS.items():
             times[name].append(seconds(command))
-    result = {
-        "question": "start",
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "load": os.getloadavg(),
-        },
-        "versions": {"python": platform.python_version(), "typer": version("typer")},
-        "seconds": {name: round(min(each[1:]), 3) for name, each in times.items()},
-    }
-    text = json.dumps(result, indent=2)
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    keep("start", {"seconds": {name: round(min(each[1:]), 3) for name, each in times.items()}}, "typer")
 
 
 if __name__ == "__main__":

@@ -23,18 +23,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from result import keep
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
@@ -53,7 +51,6 @@ from ewe.fast import Graphed, Resident
 from ewe.huggingface import without_tables
 from ewe.train import Stepper, Training, adamw
 
-RESULTS = Path(__file__).parent / "results"
 PEAK = 790e12  # FLOP/s in bf16
 PAPER = {"rows": 1_910_000, "epochs": 10}
 u, v, L = 128, 16, 1328
@@ -354,9 +351,6 @@ def main() -> None:
     compiled = options.compiled or compute.device.type == "cuda"
     split = made_up(sizes["rows"])
     result = {
-        "question": "train",
-        "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {name: version(name) for name in ("torch", "transformers", "accelerate", "numpy")},
         "compute": str(compute),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg(),
@@ -364,10 +358,7 @@ def main() -> None:
         "GFLOP of an example's step": round(3 * flops(sizes["layers"], sizes["width"]) / 1e9, 2),
         "by batch": {str(b): measure(sizes | {"batch": b}, compute, split, compiled=compiled) for b in sizes["batch"]},
     }
-    text = json.dumps(result, indent=2)
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"train-{compute.device.type}.json").write_text(text + "\n")
-    print(text)
+    keep(f"train-{compute.device.type}", result, "torch", "transformers", "accelerate", "numpy")
 
 
 if __name__ == "__main__":

@@ -73,12 +73,13 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
 def _without_white_space(codes: pa.Array) -> tuple[Bytes, Ints]:
     """UTF-8 of all codes, '' for null, and where each starts (M+1)."""
     codes = pc.fill_null(codes, "").cast(pa.large_string())
-    data = np.frombuffer(codes.buffers()[2] or b"", np.uint8)
-    if ((data <= ord(" ")) | (data >= 0x80)).any():  # nearly never: the pattern takes as long as the rule
+    if (np.frombuffer(codes.buffers()[2] or b"", np.uint8) >= 0x80).any():  # Unicode has more white space than ASCII
         codes = pl.Series(codes).str.replace_all(r"[\s\x1c-\x1f]+", "").rechunk().to_arrow()
     _, offsets, data = codes.buffers()
-    offsets = np.frombuffer(offsets or bytes(8), np.int64)
-    return np.frombuffer(data or b"", np.uint8), offsets[codes.offset : codes.offset + len(codes) + 1]
+    offsets = np.frombuffer(offsets or bytes(8), np.int64)[codes.offset : codes.offset + len(codes) + 1]
+    squeezed, starts = np.empty(offsets[-1] - offsets[0], np.uint8), np.zeros_like(offsets)
+    _squeeze(np.frombuffer(data or b"", np.uint8), offsets, squeezed, starts)
+    return squeezed, starts
 
 
 class _Strings:
@@ -98,6 +99,18 @@ class _Strings:
     def lists(self, null: pa.Array | None) -> pa.Array:
         rows = self.arrays[2]
         return pa.LargeListArray.from_arrays(rows, self.values(int(rows[-1])), mask=null)
+
+
+@kernel
+def _squeeze(data: Bytes, offsets: Ints, out: Bytes, starts: Ints) -> None:
+    """Copy strings without ASCII's white space, which is that of Python's str.split."""
+    w = 0
+    for i in range(len(offsets) - 1):
+        for p in range(offsets[i], offsets[i + 1]):
+            byte = data[np.uintp(p)]
+            out[np.uintp(w)] = byte
+            w += not (9 <= byte <= 13 or 28 <= byte <= 32)
+        starts[i + 1] = w
 
 
 @kernel
@@ -175,6 +188,15 @@ def _put(data: Bytes, start: int, end: int, prefix: Bytes, out: Bytes, offsets: 
 
 
 @kernel
+def _is_inventive(data: Bytes, offsets: Ints, inventive: NDArray[np.bool_], begin: int, end: int, k: int) -> bool:
+    """Whether any copy of code k among codes begin to end is."""
+    for j in range(begin, end):
+        if inventive[j] and _order(data, offsets[j], offsets[j + 1], offsets[k], offsets[k + 1]) == 0:
+            return True
+    return False
+
+
+@kernel
 def _label_rows(
     data: Bytes,
     offsets: Ints,
@@ -206,15 +228,17 @@ def _label_rows(
         for k in range(rows[row], rows[row + 1]):
             if not first[k] or offsets[k] == offsets[k + 1]:
                 continue
-            is_inventive = False  # of all copies of the code
-            for j in range(rows[row], rows[row + 1]):
-                if inventive[j] and _order(data, offsets[j], offsets[j + 1], offsets[k], offsets[k + 1]) == 0:
-                    is_inventive = True
-            order = -1
-            if best >= 0:
-                order = _order(data, offsets[k], offsets[k + 1], offsets[best], offsets[best + 1])
-                several_first = several_first or order != 0
-            if best < 0 or is_inventive > best_inventive or (is_inventive == best_inventive and order < 0):
+            if best < 0:
+                best = k
+                continue
+            order = _order(data, offsets[k], offsets[k + 1], offsets[best], offsets[best + 1])
+            if order == 0:
+                continue
+            if not several_first:
+                best_inventive = _is_inventive(data, offsets, inventive, rows[row], rows[row + 1], best)
+            several_first = True
+            is_inventive = _is_inventive(data, offsets, inventive, rows[row], rows[row + 1], k)
+            if is_inventive > best_inventive or (is_inventive == best_inventive and order < 0):
                 best, best_inventive = k, is_inventive
         several[row] = several_first
         listed[row] = best >= 0

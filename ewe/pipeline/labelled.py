@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from ewe.elements import utf8
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import schema
+from ewe.pipeline.parts import FLAT
 from ewe.store import MANIFEST, read_json, read_manifest, sha256_file, sha256_json
 
 Labels = Literal["position", "unordered"]
 
 MOST_LABELS = 65_535  # label indices are stored as uint16
 SURVEY_ROWS = 16_384  # rows a batch where no text is read
-BUFFER = 1 << 20  # bytes read ahead of each column; pyarrow would else keep every row group it has passed
 
 
 class Batch(NamedTuple):
@@ -389,7 +389,7 @@ def _parquet_schema(file: Path) -> pa.Schema:
 def _read_parquet(file: Path, columns: list[str], rows: int, then: str) -> Iterator[pa.RecordBatch]:
     """Batches of at most `rows` rows, large strings in them; DataError where the file is broken."""
     try:
-        with pq.ParquetFile(file, pre_buffer=False, buffer_size=BUFFER) as parquet:
+        with pq.ParquetFile(file, **FLAT) as parquet:
             missing = [name for name in columns if name not in parquet.schema_arrow.names]
             if missing:
                 raise DataError(f"{file} has no column {missing[0]}; {then}.")
