@@ -95,12 +95,14 @@ def _command(
         @functools.wraps(function)
         def run(**options: Any) -> None:
             as_json = options.pop("as_json")
-            progress.set_quiet(options.pop("quiet"))
+            leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts one alone speaks
+            progress.set_quiet(options.pop("quiet") or not leads)
             signal.signal(signal.SIGTERM, _terminate)
             summary = _run(function, options)
             if summary.get("made_up"):
                 progress.say("These patents are made up: the figures show that the path works, nothing about patents.")
-            print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else render(summary))
+            if leads:
+                print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else render(summary))
 
         switches = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
@@ -170,6 +172,9 @@ def sample(
     return write_sample(out, rows=rows, seed=seed)
 
 
+MOST_BILLED = "500GB"
+
+
 class Source(StrEnum):
     """Where grants come from."""
 
@@ -197,49 +202,57 @@ def fetch(
     end: Annotated[dt.date, _day("Last grant date.")] = dt.date(2015, 12, 31),
     project: Annotated[str | None, typer.Option(help="BigQuery: the project that pays.")] = None,
     table: Annotated[str | None, typer.Option(help="BigQuery: a dated snapshot, or a table like it.")] = None,
-    max_bytes: Annotated[str, typer.Option(help="BigQuery: the most that the scan may bill.")] = "500GB",
+    max_bytes: Annotated[str | None, typer.Option(help=f"BigQuery: the most that the scan may bill; else {MOST_BILLED}.")] = None,
     with_abstract: Annotated[bool, typer.Option("--with-abstract", help="BigQuery: fetch abstracts too.")] = False,
     labels_only: Annotated[bool, typer.Option("--labels-only", help="BigQuery: First and Later, no text.")] = False,
     pay_again: Annotated[bool, typer.Option("--pay-again", help="BigQuery: scan anew once expired.")] = False,
-    labels: Annotated[Issued, typer.Option(help="PatentsView: which CPC labels.")] = Issued.current,
+    labels: Annotated[Issued | None, typer.Option(help="PatentsView: which CPC labels; else current.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it reads and costs; write nothing.")] = False,
 ) -> dict[str, Any]:
     """Fetch the US utility grants of a window into RAW, a Parquet shard a month."""
     from ewe.pipeline.fetch import fetch_grants, fetch_labels, plan
 
-    billing = {"max_bytes": max_bytes, "with_abstract": with_abstract, "pay_again": pay_again}
-    engine = _engine(source, input_, project, table, labels.value, labels_only=labels_only, **billing)
+    engine = _engine(
+        source,
+        input_,
+        project=project,
+        table=table,
+        max_bytes=max_bytes,
+        with_abstract=with_abstract,
+        labels_only=labels_only,
+        pay_again=pay_again,
+        labels=labels,
+    )
     if dry_run:
         return plan(engine, start=start, end=end)
     return (fetch_labels if labels_only else fetch_grants)(engine, out, start=start, end=end)
 
 
-def _engine(
-    source: Source | None, path: Path | None, project: str | None, table: str | None, labels: Any, **billing: Any
-) -> Any:
+def _engine(source: Source | None, path: Path | None, **flags: Any) -> Any:
     """The engine that the flags of `fetch` name; those of another one are refused, not passed over."""
-    remote = {
-        "--project": project,
-        "--table": table,
-        **{f"--{name.replace('_', '-')}": billing[name] for name in _SWITCHES},
-    }
-    if source == Source.bigquery:
-        if project is None or path is not None:
-            raise UsageError("--source bigquery needs --project, the project that pays, and no --input.")
-        from ewe.pipeline.bigquery import TABLE, BigQueryEngine
-        from ewe.pipeline.price import parse_bytes
-
-        query: Any = "labels" if billing.pop("labels_only") else "grants"
-        billing["max_bytes"] = parse_bytes(billing["max_bytes"])
-        return BigQueryEngine(project, table=table or TABLE, query=query, **billing)
-    if source is None or path is None:
+    if source is None or (path is None and source != Source.bigquery):
         raise UsageError(
             "Say where the grants come from: --source parquet, uspto or patentsview with --input, "
             "or --source bigquery with --project."
         )
-    for flag, value in remote.items():
-        if value:
-            raise UsageError(f"{flag} belongs to --source bigquery; leave it out.")
+    for name, value in flags.items():
+        owner = Source.patentsview if name == "labels" else Source.bigquery
+        if value and source != owner:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to --source {owner}; leave it out.")
+    if path is None or source == Source.bigquery:
+        if flags["project"] is None or path is not None:
+            raise UsageError("--source bigquery needs --project, the project that pays, and no --input.")
+        from ewe.pipeline.bigquery import TABLE, BigQueryEngine
+        from ewe.pipeline.price import parse_bytes
+
+        return BigQueryEngine(
+            flags["project"],
+            table=flags["table"] or TABLE,
+            query="labels" if flags["labels_only"] else "grants",
+            max_bytes=parse_bytes(flags["max_bytes"] or MOST_BILLED),
+            with_abstract=flags["with_abstract"],
+            pay_again=flags["pay_again"],
+        )
     if source == Source.uspto:
         from ewe.pipeline.uspto import UsptoEngine
 
@@ -247,13 +260,11 @@ def _engine(
     if source == Source.patentsview:
         from ewe.pipeline.patentsview import PatentsviewEngine
 
-        return PatentsviewEngine(path, labels)
+        issued: Any = flags["labels"] or Issued.current
+        return PatentsviewEngine(path, issued.value)
     from ewe.pipeline.local import ParquetEngine
 
     return ParquetEngine(path)
-
-
-_SWITCHES = ("with_abstract", "labels_only", "pay_again")
 
 
 class Scheme(StrEnum):

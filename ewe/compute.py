@@ -38,7 +38,7 @@ class Compute:
             precision = "fp32" if device == "cpu" else "bf16" if bf16 else "fp16"
         if device == "cpu" and precision == "fp16":
             raise UsageError("fp16 needs a CUDA card; use --precision fp32 or bf16 on a CPU.")
-        if device == "cuda" and "LOCAL_RANK" in os.environ:
+        if device == "cuda" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             device = f"cuda:{os.environ['LOCAL_RANK']}"
         return cls(torch.device(device), precision)
 

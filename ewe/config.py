@@ -14,6 +14,7 @@ from ewe.errors import UsageError
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+HOLDOUT = "holdout"  # as a split's name: the training rows that --holdout keeps out of training
 
 
 def _option(text: str, *, default: Any) -> Any:

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from ewe import progress, store
 from ewe.batches import Meta, Split, held_out
+from ewe.config import HOLDOUT
 from ewe.errors import UsageError
 from ewe.metrics import POSITIONS, count, most_frequent
 from ewe.predict import Run, load
-
-HOLDOUT = "holdout"  # the training rows that --holdout kept out of training
 
 
 def evaluate_run(

@@ -7,7 +7,7 @@ What it gains, and why each piece is here:
 - torch.compile fuses what lies between the matrix products
 - labels are a rectangle of positives, padded with L, so that every step has the same shapes; no dense target
 
-The arithmetic is the plain path's (tests); an epoch's last, smaller step runs without the graph.
+The arithmetic is the plain path's (tests); an epoch's last, smaller step runs uncompiled and without the graph.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from ewe.batches import Split
 from ewe.bert import Bert
 from ewe.compute import Compute
 from ewe.config import TrainConfig
+from ewe.distributed import World
 
 ROOM = 0.5  # of the card's free memory, for the split
 WARM_UP = 3  # steps before the capture: cuBLAS and the allocator settle
@@ -65,12 +68,14 @@ def _dtype(split: Split) -> torch.dtype:
     return torch.uint8 if split.ids.dtype == np.uint8 else torch.int64
 
 
-def fits(config: TrainConfig, compute: Compute, split: Split, model: nn.Module) -> bool:
+def fits(config: TrainConfig, compute: Compute, split: Split, model: nn.Module, world: World) -> bool:
     """Whether the fast path can serve this training; what keeps it from it is said."""
     if compute.device.type != "cuda" or config.plain:
         return False
     reason = ""
-    if config.deterministic or compute.precision == "fp16":
+    if world.size > 1:
+        reason = "several processes take the plain path"
+    elif config.deterministic or compute.precision == "fp16":
         reason = "--deterministic and fp16 take the plain path"
     elif not isinstance(model, Bert):
         reason = "of all models BERT's encoder has one"
@@ -85,6 +90,21 @@ def cross_entropy(logits: Tensor, columns: Tensor) -> Tensor:
     """`metrics.cross_entropy` from padded positives: columns (B, K), L where there is none."""
     z = logits.float()
     return (softplus(z).sum() - pad(z, (0, 1)).gather(1, columns.long()).sum()) / z.numel()
+
+
+def clip_gradients(model: nn.Module, largest: float) -> None:
+    """`clip_grad_norm_`, but not in place: compiled gradients may share memory, as those of both positions do."""
+    learning = [p for p in model.parameters() if p.grad is not None]
+    grads = [p.grad for p in learning if p.grad is not None]
+    scale = (largest / (nn.utils.get_total_norm(grads) + 1e-6)).clamp(max=1.0)
+    for p, grad in zip(learning, torch._foreach_mul(grads, scale), strict=True):
+        p.grad = grad
+
+
+def _loss(model: nn.Module, compute: Compute, ids: Tensor, columns: Tensor) -> Tensor:
+    with compute.autocast():
+        logits = model(ids)
+    return cross_entropy(logits, columns)
 
 
 class Graphed:
@@ -105,21 +125,17 @@ class Graphed:
         self.rows = torch.zeros(config.batch_size, dtype=torch.int64, device=compute.device)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=False)  # fp16 takes the plain path
         self.on_card = compute.device.type == "cuda"
-        self._loss: Any = torch.compile(self._loss_of, dynamic=False) if self.on_card and compiles() else self._loss_of
+        self._loss: Any = torch.compile(_loss, dynamic=False) if self.on_card and compiles(compute.device) else _loss
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output = torch.zeros(())
 
-    def _loss_of(self, ids: Tensor, columns: Tensor) -> Tensor:
-        with self.compute.autocast():
-            logits = self.model(ids)
-        return cross_entropy(logits, columns)
-
     def _step(self, rows: Tensor) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        loss: Tensor = self._loss(self.data.ids[rows], self.data.columns[rows])
+        loss_of = self._loss if len(rows) == len(self.rows) else _loss  # one step an epoch: not worth compiling
+        loss: Tensor = loss_of(self.model, self.compute, self.data.ids[rows], self.data.columns[rows])
         loss.backward()  # type: ignore[no-untyped-call]
         if self.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            clip_gradients(self.model, self.clip)
         self.optimizer.step()
         return loss.detach()
 
@@ -164,9 +180,12 @@ class Graphed:
         torch.cuda.set_rng_state(random, device)
 
 
-def compiles() -> bool:
-    """Whether torch.compile has what it needs: Triton, and a C compiler for its launchers."""
-    found = importlib.util.find_spec("triton") and (os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc"))
+def compiles(device: torch.device) -> bool:
+    """Whether torch.compile has what it needs: a card from Volta on, Triton, and C with Python's headers."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    header = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    able = torch.cuda.get_device_capability(device) >= (7, 0)
+    found = bool(able and importlib.util.find_spec("triton") and compiler and header)
     if not found:
-        progress.say("Without torch.compile, which needs Triton and a C compiler: slower.")
-    return bool(found)
+        progress.say("Without torch.compile, which needs Triton, a C compiler and Python's headers: slower.")
+    return found

@@ -73,7 +73,7 @@ def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Iterator
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{source}, line {number} is not JSON ({error}); mend it or take it out.") from None
         field = next((name for name in TEXTS if name in record), None) if isinstance(record, dict) else None
         if field is None or not isinstance(record[field], str | None):
@@ -92,23 +92,28 @@ def _parquet(files: list[Path], max_claims: int) -> tuple[int, Iterator[tuple[st
             schema, metadata = pq.read_schema(path), pq.read_metadata(path)
         except pa.ArrowInvalid as error:
             raise DataError(f"{path} is no whole Parquet file ({error}); make or copy it again.") from None
-        strings = [
-            name for name in schema.names if str(schema.field(name).type) in ("string", "large_string", "string_view")
-        ]
-        if not set(TEXTS) & set(strings):
+        if not _text_columns(schema):
             raise DataError(f"{path} has no string column text or claims; add one.")
         rows += metadata.num_rows
     return rows, _parquet_rows(files, max_claims)
 
 
+def _text_columns(schema: Any) -> list[str]:
+    """Which of TEXTS an Arrow schema has, as strings."""
+    kinds = {name: str(schema.field(name).type) for name in TEXTS if name in schema.names}
+    return [name for name, kind in kinds.items() if kind in ("string", "large_string", "string_view")]
+
+
 def _parquet_rows(files: list[Path], max_claims: int) -> Iterator[tuple[str, str]]:
     import pyarrow.parquet as pq
 
+    from ewe.pipeline.shards import FLAT
+
     row = 0
     for path in files:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, **FLAT) as file:
             names = file.schema_arrow.names
-            field = next(name for name in TEXTS if name in names)
+            field = _text_columns(file.schema_arrow)[0]
             chosen = [name for name in IDS if name in names][:1]
             for batch in file.iter_batches(batch_size=1024, columns=[*chosen, field]):
                 texts: list[str | None] = batch.column(field).to_pylist()

@@ -79,7 +79,12 @@ class Run:
 
     def expect(self, texts: int) -> None:
         """Make ready for so many texts: on a card, many are worth compiling BERT for batches of one size."""
-        if self.compute.device.type == "cuda" and texts >= MANY and isinstance(self.model, Bert) and fast.compiles():
+        if (
+            self.compute.device.type == "cuda"
+            and texts >= MANY
+            and isinstance(self.model, Bert)
+            and fast.compiles(self.compute.device)
+        ):
             self._forward, self.one_size = torch.compile(self.model, dynamic=False), True
 
     def check(self, tensors: Path, meta: Meta) -> None:
@@ -132,7 +137,11 @@ class Run:
         Args:
             texts: the first claims of a patent joined by a space, as training's were (text.join_claims).
             top_k: how many; None for those that the run's rule predicts.
+
+        Raises:
+            UsageError: top_k is less than 1.
         """
+        _check_top_k(top_k)
         found: list[dict[str, float]] = []
         for start in range(0, len(texts), self.batch_size):
             z = self.logits(self.encode(texts[start : start + self.batch_size]))
@@ -180,6 +189,11 @@ def load(run: Path | str, device: str = "auto", precision: str = "auto", thresho
             None for the run's own.
     """
     return Run(Path(run), Compute.choose(device, precision), threshold)
+
+
+def _check_top_k(top_k: int | None) -> None:
+    if top_k is not None and top_k < 1:
+        raise UsageError(f"--top-k must be at least 1, not {top_k}.")
 
 
 @contextmanager
@@ -253,8 +267,7 @@ def predict_file(
     """
     if out.suffix not in WRITERS:
         raise UsageError(f"--out {out} must end in {' or '.join(WRITERS)}.")
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"--top-k must be at least 1, not {top_k}.")
+    _check_top_k(top_k)
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k takes the best labels whatever their --threshold; give one of the two.")
     opened = load(run, device, precision, threshold)

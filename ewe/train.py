@@ -101,7 +101,7 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
                 "made_up": meta.made_up,
             }
             store.finish(summary=summary)
-    return {"run": str(out), **summary, "examples_per_second": rate}
+    return {"run": str(out), **summary, **({"examples_per_second": rate} if rate else {})}
 
 
 def _learn(
@@ -116,7 +116,10 @@ def _learn(
     shape: dict[str, Any],
     world: World,
 ) -> tuple[nn.Module, dict[str, Any], float]:
-    """Build the model and train it to the end; returns it, what the summary says of it, and examples/s."""
+    """Build the model and train it to the end; returns it, what the summary says of it, and examples/s of this call.
+
+    A rate of 0 is that of a call that found all steps done.
+    """
     torch.manual_seed(config.seed)
     with _deterministic(config.deterministic):
         model = models.build(config.model, shape)
@@ -133,7 +136,7 @@ def _learn(
         if world.size > 1:  # one start for all, and each its own dropout
             torch.manual_seed(config.seed + world.rank * 0x9E3779B9)
         stepper: Stepper | Graphed
-        if world.size == 1 and fast.fits(config, compute, split, model):
+        if fast.fits(config, compute, split, model, world):
             data = Resident(split, len(meta.label_names), compute.device)
             stepper = Graphed(model, adamw(model, config, graphed=True), config, compute, data)
         else:

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from ewe import progress, rule, store
 from ewe.batches import Batch, Meta
+from ewe.config import HOLDOUT
 from ewe.errors import DataError, UsageError
-from ewe.evaluate import HOLDOUT, select
+from ewe.evaluate import select
 from ewe.metrics import Counter, Counts, read
 from ewe.predict import Run, load
 

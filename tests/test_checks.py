@@ -33,11 +33,12 @@ def test_years_and_rows_with_several_first_codes_are_counted(
         publication("US-1-B2", grant_date=20100105),
         publication("US-2-B2", grant_date=20110104, cpc=codes("A01B1/00", "A01B1/00")),
         publication("US-3-B2", grant_date=20110104, cpc=codes("A01B1/00", "A01B3/00")),
-        publication("US-4-B2", grant_date=20110201, cpc=[]),
+        publication("US-4-B2", grant_date=20110201, cpc=[*codes("A01B1/00", " A01B 1/00", " "), *codes("")]),
+        publication("US-5-B2", grant_date=20110201, cpc=[]),
     ]
     facts = check_shards(fetch(tmp_path, rows), schema.RAW, **WINDOW)
 
-    assert facts == {"years": {"2010": 1, "2011": 3}, "several_first": 1}
+    assert facts == {"years": {"2010": 1, "2011": 4}, "several_first": 1}
     assert "Grants with several CPC codes flagged first: 1" in capsys.readouterr().err
 
 

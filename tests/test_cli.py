@@ -107,6 +107,16 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, table: Path) -> None:
             2,
             "--project belongs",
         ),
+        (
+            ["ewe-data", "fetch", "--out", "raw", "--source", "parquet", "--input", ".", "--labels", "at-issue"],
+            2,
+            "--labels belongs to --source patentsview",
+        ),
+        (
+            ["ewe-data", "fetch", "--out", "raw", "--source", "parquet", "--input", ".", "--max-bytes", "1TB"],
+            2,
+            "--max-bytes belongs to --source bigquery",
+        ),
         (["ewe-data", "fetch", "--out", "raw", "--source", "bigquery"], 2, "--source bigquery needs --project"),
         (
             ["ewe-data", "fetch", "--out", "raw", "--source", "bigquery", "--project", "my-p-1", "--max-bytes", "x"],

@@ -47,8 +47,9 @@ def test_two_processes_equal_one(tmp_path: Path):
     how = {"layers": 1, "width": 8, "heads": 2, "epochs": 3, "min_steps": 0, "batch_size": 16, "checkpoint_every": 4}
     train_model(tensors, tmp_path / "one", preset="tiny", device="cpu", **how)
 
-    done = torchrun(str(tensors), "--out", str(tmp_path / "two"))
+    done = torchrun(str(tensors), "--out", str(tmp_path / "two"), "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["rows"] == 65  # one document, not one a process
 
     losses = [
         [json.loads(line)["loss"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]

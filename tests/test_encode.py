@@ -366,6 +366,7 @@ ROW = {"text": "a", "label_names": ["x"]}
     [
         ("", "no row of the split train"),
         ('{"text": "a"', "line 1 is not valid JSON"),
+        ("[" * 100_000, "line 1 is not valid JSON"),
         ('{"text": "a", "label_names": ["x"]}\n\n["a"]', "line 3 is not a JSON object"),
         ('{"text": null, "label_names": []}', "line 1 has no string text"),
         ('{"label_names": []}', "line 1 has no string text"),
@@ -382,6 +383,10 @@ ROW = {"text": "a", "label_names": ["x"]}
         (
             '{"text": "", "label_names": ["x"], "split": "train"}\n{"text": "", "label_names": [], "split": "a/b"}',
             "split 'a/b'",
+        ),
+        (
+            '{"text": "", "label_names": ["x"], "split": "train"}\n{"text": "", "label_names": [], "split": "holdout"}',
+            "rename that split",
         ),
     ],
 )

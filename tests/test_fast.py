@@ -14,6 +14,7 @@ from ewe import fast, metrics, models
 from ewe.batches import Meta, Split
 from ewe.compute import Compute
 from ewe.config import Sizes, configure
+from ewe.distributed import ALONE, World
 from ewe.fast import Graphed, Resident
 from ewe.train import Stepper, adamw, train_model
 
@@ -58,9 +59,12 @@ def test_resident_rows_are_the_splits(split: Split, device: str):
     assert Resident.size(split) == data.ids.nbytes + data.columns.nbytes
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("device", "backend"), [("cpu", None), ("cpu", "aot_eager"), pytest.param("cuda", None, marks=DEVICES[1].marks)]
+)
 @pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_steps_equal_the_plain_ones(split: Split, device: str, clip: float):
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch's own tracing
+def test_steps_equal_the_plain_ones(split: Split, device: str, backend: str | None, clip: float):
     config = configure("paper", batch_size=16, clip=clip)
     compute = Compute(torch.device(device), "fp32")
     shape = models.shape("bert-ewe", SIZES, "whitespace")
@@ -72,6 +76,8 @@ def test_steps_equal_the_plain_ones(split: Split, device: str, clip: float):
         Stepper(plain, config, compute, split),
         Graphed(quick, adamw(quick, config, graphed=True), config, compute, Resident(split, 6, compute.device)),
     ]
+    if backend:  # on a card it is compiled as it stands
+        steppers[1]._loss = torch.compile(fast._loss, backend=backend, dynamic=False)
 
     losses = [
         [float(stepper(np.arange(start, min(start + 16, 70)), 1e-3)) for start in (*range(0, 70, 16), 0, 16)]
@@ -84,21 +90,22 @@ def test_steps_equal_the_plain_ones(split: Split, device: str, clip: float):
 
 
 def test_a_cpu_takes_the_plain_path(split: Split):
-    assert not fast.fits(configure("paper"), Compute.choose("cpu"), split, tiny_bert())
+    assert not fast.fits(configure("paper"), Compute.choose("cpu"), split, tiny_bert(), ALONE)
 
 
 @CARD
 @pytest.mark.cuda
 def test_what_the_card_serves_and_what_not(split: Split):
     compute = Compute.choose("cuda", "fp32")
-    assert fast.fits(configure("paper"), compute, split, tiny_bert())
-    for config, precision, model in (
-        (configure("paper", plain=True), "fp32", tiny_bert()),
-        (configure("paper", deterministic=True), "fp32", tiny_bert()),
-        (configure("paper"), "fp16", tiny_bert()),
-        (configure("paper"), "fp32", torch.nn.Linear(2, 2)),
+    assert fast.fits(configure("paper"), compute, split, tiny_bert(), ALONE)
+    for config, precision, model, world in (
+        (configure("paper", plain=True), "fp32", tiny_bert(), ALONE),
+        (configure("paper", deterministic=True), "fp32", tiny_bert(), ALONE),
+        (configure("paper"), "fp16", tiny_bert(), ALONE),
+        (configure("paper"), "fp32", torch.nn.Linear(2, 2), ALONE),
+        (configure("paper"), "fp32", tiny_bert(), World(0, 2)),
     ):
-        assert not fast.fits(config, replace(compute, precision=precision), split, model)
+        assert not fast.fits(config, replace(compute, precision=precision), split, model, world)
 
 
 @CARD

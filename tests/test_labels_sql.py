@@ -24,7 +24,7 @@ WINDOW = {"start_date": dt.date(2005, 1, 1), "end_date": dt.date(2017, 12, 31)}
 SPLITS = {
     f"{name}_{side}": day for name, days in PAPER.items() for side, day in zip(("start", "end"), days, strict=True)
 }
-SPACES = "".join(chr(point) for point in range(0x3001) if chr(point).isspace() and not 0x1C <= point <= 0x1F)
+SPACES = "".join(chr(point) for point in range(0x3001) if chr(point).isspace())
 
 
 def run(sql: str, publications: pa.Table, parameters: dict[str, dt.date]) -> pl.DataFrame:

@@ -169,6 +169,7 @@ def test_claims_in_json_lines(run: Path, tmp_path: Path):
     ("name", "content", "sentence"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2 is not JSON"),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl, line 1 is not JSON"),
         ("a.jsonl", b'{"claim": "x"}\n', "line 1 has no string text or claims"),
         ("a.jsonl", b'{"claims": ["x"]}\n', "line 1 has no string text or claims"),
         ("a.jsonl", b"[1]\n", "line 1 has no string text or claims"),
@@ -186,6 +187,18 @@ def test_what_is_no_source_is_said_and_leaves_nothing(
     with pytest.raises(DataError, match=sentence):
         predict_file(run, tmp_path / (name or "missing").split("/")[0], tmp_path / "out.jsonl")
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_the_column_that_holds_strings_is_read(run: Path, tmp_path: Path):
+    pq.write_table(pa.table({"text": [[1]], "claims": ["1. A spring of steel."]}), tmp_path / "a.parquet")
+    predict_file(run, tmp_path / "a.parquet", tmp_path / "out.jsonl", top_k=3)
+    found = json.loads((tmp_path / "out.jsonl").read_text())
+    assert found["label_names"] == list(ewe.load(run).predict(["A spring of steel."], top_k=3)[0])
+
+
+def test_at_least_one_label_must_be_asked_for(run: Path):
+    with pytest.raises(UsageError, match="--top-k must be at least 1, not 0"):
+        ewe.load(run).predict(["a"], top_k=0)
 
 
 def test_parquet_without_strings_is_refused(run: Path, tmp_path: Path):

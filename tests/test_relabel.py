@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
@@ -283,6 +284,35 @@ def test_labels_are_those_of_rows_with_claims(tmp_path: Path) -> None:
     assert once["unordered"]["names"] == ["C01B", "D01B"]  # the first claim of row 7 is empty
     assert twenty["position"]["names"] == ["First-C01B", "First-F01B", "Later-C01B", "Later-F01B"]
     assert twenty["unordered"]["names"] == ["C01B", "D01B", "F01B"]
+
+
+def test_a_window_may_start_before_any_patent(tmp_path: Path) -> None:
+    raw = make_raw(tmp_path, some_rows())
+
+    relabel_folder(raw, tmp_path / "dataset", splits=parse_splits(["train=0300-01-01:2015-12-31"]))
+
+    assert pq.read_metadata(tmp_path / "dataset/relabeled/train-00000-of-00001.parquet").num_rows == 3
+
+
+def test_a_flipped_bit_is_never_another_text(tmp_path: Path) -> None:
+    """A damaged page that decompresses is another text, under a hash that says it is the right one."""
+    raw = make_raw(tmp_path, some_rows())
+    relabel_folder(raw, tmp_path / "whole")
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").rglob("*.parquet")}
+    month = raw / "grants-2010-01.parquet"
+    good, random = month.read_bytes(), np.random.default_rng(0)
+    sentences = []
+    for number, bit in enumerate(random.integers(0, 8 * len(good), 60)):
+        month.write_bytes(good[: bit // 8] + bytes([good[bit // 8] ^ 1 << bit % 8]) + good[bit // 8 + 1 :])
+        try:
+            relabel_folder(raw, tmp_path / f"{number}")
+        except DataError as error:
+            sentences.append(str(error))
+        else:
+            found = {path.name: path.read_bytes() for path in (tmp_path / f"{number}").rglob("*.parquet")}
+            assert found == whole
+    assert len(sentences) > 30
+    assert all(str(month) in sentence for sentence in sentences)
 
 
 def test_shards_are_read_in_flat_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,9 @@ def test_no_split_given_means_the_papers() -> None:
         (["test=2006-01-01:2014-12-31"], "named train"),
         (["train=2006-01-01:2014-12-31", "test=2014-12-31:2015-12-31"], "overlap"),
         (["train=2006-01-01:2006-12-31", "train=2007-01-01:2007-12-31"], "given twice"),
+        (["train=2006-01-01:2006-12-31", "Train=2007-01-01:2007-12-31"], "given twice"),
+        (["train=2006-01-01:2006-12-31", "holdout=2007-01-01:2007-12-31"], "rows of train that ewe train keeps apart"),
+        (["train=2006-01-01:2006-12-31", "all=2007-01-01:2007-12-31"], "every split to load_dataset"),
     ],
 )
 def test_what_is_no_split_is_refused(arguments: list[str], message: str) -> None:

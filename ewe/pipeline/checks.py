@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ewe.errors import DataError
-from ewe.pipeline.parts import FLAT
+from ewe.pipeline import codes
 from ewe.pipeline.runs import merge, refuse_twice
+from ewe.pipeline.shards import open_shard
 from ewe.progress import warn
 
 # Utility patents granted in a calendar year (the office's statistics chart, 1963-2020).
@@ -54,41 +56,35 @@ def check_shards(paths: list[Path], columns: pa.Schema, start: dt.date, end: dt.
         if not pq.read_schema(path).equals(columns):
             raise DataError(f"{path} has other columns than this version writes; remove its folder and fetch again.")
     last = None
-    for table in merge([_numbers(path) for path in paths]):
+    for table in merge([_numbers(path, columns) for path in paths]):
         last = refuse_twice(table["publication_number"], last)
-    date = pl.col("grant_date")
-    several = _several_first() if "cpc" in columns.names else pl.lit(0)
-    years = (
-        pl.scan_parquet(paths)
-        .group_by(date.dt.year().alias("year"))
-        .agg(rows=pl.len(), several=several.sum(), outside=(~date.is_between(start, end)).sum())
-        .sort("year")
-        .collect(engine="streaming")
-    )
-    if outside := int(years["outside"].sum()):
+    years: Counter[int] = Counter()
+    outside = several = 0
+    with_codes = "cpc" in columns.names
+    for path in paths:
+        with open_shard(path, columns) as file:
+            for batch in file.iter_batches(columns=["grant_date", *(["cpc"] if with_codes else [])]):
+                days = batch["grant_date"]
+                for year in pc.value_counts(pc.year(days)).to_pylist():
+                    years[year["values"]] += year["counts"]
+                outside += pc.sum(pc.or_(pc.less(days, start), pc.greater(days, end))).as_py() or 0
+                if with_codes:
+                    several += codes.label(batch["cpc"])["several_first"].true_count
+    if outside:
         raise DataError(f"{outside:,} grants lie outside of {start} to {end}; remove the folder and fetch again.")
-    rows = dict(zip(years["year"].to_list(), years["rows"].to_list(), strict=True))
-    _warn_of_years(rows, start, end)
-    facts: dict[str, Any] = {"years": {str(year): count for year, count in rows.items()}}
-    if "cpc" in columns.names:
-        facts["several_first"] = int(years["several"].sum())
-        if facts["several_first"]:
-            warn(
-                f"Grants with several CPC codes flagged first: {facts['several_first']:,}; relabel chooses by its rule."
-            )
+    _warn_of_years(years, start, end)
+    facts: dict[str, Any] = {"years": {str(year): years[year] for year in sorted(years)}}
+    if with_codes:
+        facts["several_first"] = several
+        if several:
+            warn(f"Grants with several CPC codes flagged first: {several:,}; relabel chooses by its rule.")
     return facts
 
 
-def _numbers(path: Path) -> Iterator[pa.Table]:
-    with pq.ParquetFile(path, **FLAT) as file:
+def _numbers(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
+    with open_shard(path, columns) as file:
         for batch in file.iter_batches(columns=["publication_number"]):
             yield pa.Table.from_batches([batch])
-
-
-def _several_first() -> pl.Expr:
-    """Whether more than one distinct CPC code of a row is flagged first."""
-    symbol = pl.element().struct
-    return pl.col("cpc").list.eval(symbol.field("code").filter(symbol.field("first")).unique()).list.len() > 1
 
 
 def _warn_of_years(rows: dict[int, int], start: dt.date, end: dt.date) -> None:

@@ -25,7 +25,7 @@ from ewe.errors import DataError, UsageError
 from ewe.pipeline import minhash, schema
 from ewe.pipeline.links import Float64, Links, Texts, link, nearest
 from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
-from ewe.pipeline.parts import FLAT
+from ewe.pipeline.shards import WRITTEN, open_shard
 from ewe.progress import bar, say
 from ewe.store import SUMS, Store, read_json, read_manifest, sha256_json
 
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 
     def read(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The part's rows, a bounded batch at a time."""
-        with pq.ParquetFile(self.shard, **FLAT) as file:
+        with open_shard(self.shard, schema.DATASET) as file:
             yield from file.iter_batches(BATCH_ROWS, row_groups=self.groups, columns=columns, use_threads=False)
 
 
@@ -405,7 +405,7 @@ def _write(
 
 def _write_table(store: Store, name: str, table: pa.Table) -> None:
     with store.write(name, {"rows": table.num_rows}) as temporary:
-        pq.write_table(table, temporary, compression="zstd", write_page_index=True)
+        pq.write_table(table, temporary, **WRITTEN)
 
 
 def _summary(store: Store) -> dict[str, Any]:

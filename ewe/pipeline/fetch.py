@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from ewe.errors import DataError, UsageError
 from ewe.pipeline.checks import check_shards
 from ewe.pipeline.runs import merge, refuse_twice, row_groups, sorted_runs
+from ewe.pipeline.shards import WRITTEN
 from ewe.progress import bar, say
 from ewe.store import Store, sha256_json
 
@@ -120,9 +121,7 @@ def _write_shard(store: Store, name: str, columns: pa.Schema, tables: Iterable[p
             pq.ParquetWriter(
                 temporary,
                 columns,
-                compression="zstd",
-                compression_level=1,
-                write_page_index=True,
+                **WRITTEN,
                 sorting_columns=[pq.SortingColumn(columns.get_field_index("publication_number"))],
             ) as writer,
         ):
@@ -141,7 +140,7 @@ def _check_window(start: dt.date, end: dt.date) -> None:
 def _months(start: dt.date, end: dt.date) -> Iterator[str]:
     year, month = start.year, start.month
     while (year, month) <= (end.year, end.month):
-        yield f"{year}-{month:02d}"
+        yield f"{year:04d}-{month:02d}"
         year, month = (year, month + 1) if month < 12 else (year + 1, 1)
 
 

@@ -22,10 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from ewe.config import HOLDOUT
 from ewe.elements import utf8
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import schema
-from ewe.pipeline.parts import FLAT
+from ewe.pipeline.shards import FLAT, unreadable
 from ewe.store import MANIFEST, read_json, read_manifest, sha256_file, sha256_json
 
 Labels = Literal["position", "unordered"]
@@ -194,13 +195,11 @@ def _leaking(dataset: Path) -> tuple[str, pa.Array]:
 
 def _count_names(names: pa.Array) -> int:
     """How many labels rows have, known or not: of label names, or of codes, whose subclass counts once a row."""
-    where, values = _coordinates(names)
-    if not pa.types.is_struct(values.type):
-        return len(values)
-    codes = pc.replace_substring_regex(pc.struct_field(values, "code").fill_null(""), r"[\s\pZ]+", "")
-    subclasses = pc.utf8_slice_codeunits(codes, 0, 4).dictionary_encode()
-    filled = pc.not_equal(codes, "").to_numpy(zero_copy_only=False)
-    return len(np.unique((where << 32 | subclasses.indices.to_numpy())[filled]))
+    if pa.types.is_struct(names.type.value_type):
+        from ewe.pipeline import codes  # which loads Polars
+
+        names = codes.label(names)["subclasses"]
+    return len(names.flatten())
 
 
 COLUMNS = pa.schema([("text", pa.string()), ("label_names", pa.list_(pa.string()))])  # what a table must have
@@ -258,6 +257,8 @@ class Table:
         wrong = [split for split in splits if not re.fullmatch(r"\w+([.-]\w+)*", split)]
         if wrong:
             raise DataError(f"{where}: split {wrong[0]!r} cannot be part of a file name; use letters, digits, _ - .")
+        if HOLDOUT in splits:
+            raise DataError(f"{where}: {HOLDOUT} names the rows of train that ewe train keeps apart; rename that split.")
         self._vocabulary = Vocabulary(sorted(names), sha256_json(sorted(names)))
         _check_size(self._vocabulary, where)
         return self._vocabulary, splits
@@ -354,7 +355,7 @@ def _optional(names: Container[str]) -> list[str]:
 def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not valid JSON ({error}); write one object a line.") from None
     if not isinstance(row, dict):
         raise DataError(f"{where} is not a JSON object; write one object a line.")
@@ -383,7 +384,7 @@ def _parquet_schema(file: Path) -> pa.Schema:
     try:
         return pq.read_schema(file)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, error) from None
+        raise unreadable(file, error) from None
 
 
 def _read_parquet(file: Path, columns: list[str], rows: int, then: str) -> Iterator[pa.RecordBatch]:
@@ -403,12 +404,7 @@ def _read_parquet(file: Path, columns: list[str], rows: int, then: str) -> Itera
                         batch = batch.set_column(index, field.name, wide)
                 yield batch
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(file, error) from None
-
-
-def _unreadable(file: Path, error: BaseException) -> DataError:
-    reason = str(error).splitlines()[0]
-    return DataError(f"{file} cannot be read as Parquet ({reason}); copy it again.")
+        raise unreadable(file, error) from None
 
 
 def _is_text(kind: pa.DataType) -> bool:

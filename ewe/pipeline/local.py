@@ -18,7 +18,8 @@ from sqlglot import exp
 
 from ewe.errors import DataError, UsageError
 from ewe.pipeline import schema
-from ewe.pipeline.parts import FLAT, read_keys, read_parts, write_parts
+from ewe.pipeline.parts import read_keys, read_parts, write_parts
+from ewe.pipeline.shards import FLAT
 from ewe.progress import bar
 from ewe.store import Store, sha256_json
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 KEY = "part_key"  # the column that holds a batch's key, constant in it
-FLAT = {"pre_buffer": False, "buffer_size": 1 << 20}  # of pq.ParquetFile, which else keeps every row group it passed
 
 
 def write_parts(path: Path, schema: pa.Schema, tables: Iterable[tuple[pa.Table, pa.Array]]) -> None:

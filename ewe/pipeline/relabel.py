@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from ewe.errors import DataError
 from ewe.pipeline import card, codes, schema, stats
-from ewe.pipeline.parts import FLAT
 from ewe.pipeline.runs import RowGroups, row_groups
+from ewe.pipeline.shards import WRITTEN, open_shard
 from ewe.pipeline.split import PAPER, Splits, assign_split
 from ewe.progress import bar, say, warn
 from ewe.store import Store, read_json, read_manifest, sha256_json
@@ -185,7 +185,7 @@ class How(NamedTuple):
 
 def _of_split(months: Mapping[Path, int], window: tuple[dt.date, dt.date]) -> dict[Path, int]:
     """The month shards that may hold a day of the window, in the order of time, as their names are, with their rows."""
-    first, last = (day.strftime("grants-%Y-%m.parquet") for day in window)
+    first, last = (f"grants-{day.isoformat()[:7]}.parquet" for day in window)
     return {month: months[month] for month in sorted(months) if first <= month.name <= last}
 
 
@@ -203,7 +203,7 @@ def _by_date(month: Path) -> Iterator[pa.Table]:
     first and held until its day has come. At worst that is nearly the month: of June 2018, where 10000000 stands
     before 9990000.
     """
-    with pq.ParquetFile(month, **FLAT) as file:
+    with open_shard(month, schema.RAW) as file:
         days = file.read(["grant_date"], use_threads=False).column(0).cast(pa.int32()).to_numpy()
         late = days < np.maximum.accumulate(days)
         order = np.argsort(days[late], kind="stable")
@@ -266,7 +266,7 @@ def _add_subclasses(month: Path, how: How, relabeled: set[str], no_first: set[st
     A row without claims counts for nothing, so claims are read where a row has a subclass that is new. Threads share
     what is known without a lock: who sees it too late reads more than need be.
     """
-    with pq.ParquetFile(month, **FLAT) as file:
+    with open_shard(month, schema.RAW) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=["grant_date", how.scheme], use_threads=False)
             labelled = codes.label(table[how.scheme].combine_chunks())
@@ -355,7 +355,7 @@ def _write_shard(
     names = {config: shard.name(config) for config in CONFIGS}
     if all(map(store.has, (*names.values(), shard.dropped))):
         for config, name in names.items():
-            with pq.ParquetFile(store.folder / name, **FLAT) as file:
+            with open_shard(store.folder / name, schema.DATASET) as file:
                 for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
                     tally.add(pa.Table.from_batches([batch]), config)
         advance(shard.rows)
@@ -390,7 +390,7 @@ def _write_shard(
         for config, table in _ahead(groups()):
             files[config].write_table(table, row_group_size=ROW_GROUP)
     with store.write(shard.dropped) as temporary:
-        pq.write_table(pa.concat_tables(dropped), temporary)
+        pq.write_table(pa.concat_tables(dropped), temporary, **WRITTEN)
     return tally
 
 
@@ -402,9 +402,7 @@ def _final(store: Store, name: str, facts: dict[str, int]) -> Iterator[pq.Parque
         pq.ParquetWriter(
             temporary,
             schema.DATASET,
-            compression="zstd",
-            compression_level=1,
-            write_page_index=True,
+            **WRITTEN,
             use_content_defined_chunking=True,
             sorting_columns=[pq.SortingColumn(index) for index in order],
         ) as writer,
@@ -488,7 +486,7 @@ def _write_dropped(store: Store, shards: list[Shard], months: Iterable[Path], sp
         tables.append(outside.select("publication_number", reason=pl.lit("outside_split")))
     table = pl.concat(tables).sort("publication_number").to_arrow()
     with store.write(name, {"rows": len(table)}) as temporary:
-        pq.write_table(table.cast(schema.DROPPED), temporary, compression="zstd", write_page_index=True)
+        pq.write_table(table.cast(schema.DROPPED), temporary, **WRITTEN)
 
 
 def _assert_nothing_lost(store: Store, rows: int) -> None:

@@ -9,10 +9,13 @@ from typing import TypeVar
 
 import polars as pl
 
+from ewe.config import HOLDOUT
 from ewe.errors import UsageError
 
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
 Splits = Mapping[str, tuple[dt.date, dt.date]]  # name -> first and last grant date, both inclusive
+
+_RESERVED = {HOLDOUT: "the rows of train that ewe train keeps apart", "all": "every split to load_dataset"}
 
 PAPER: Splits = {
     "train": (dt.date(2006, 1, 1), dt.date(2014, 12, 31)),
@@ -26,12 +29,14 @@ def parse_splits(arguments: Sequence[str]) -> Splits:
 
     Raises:
         UsageError: not NAME=FROM:TO, a name twice, a window that ends before it starts, two that
-            overlap, or none named train (labels come from it).
+            overlap, a name that means something else, or none named train (labels come from it).
     """
     splits: dict[str, tuple[dt.date, dt.date]] = {}
     for argument in arguments:
         name, start, end = _parse(argument)
-        if name in splits:
+        if name in _RESERVED:
+            raise UsageError(f"--split {name}: that name means {_RESERVED[name]}; choose another.")
+        if name.lower() in (other.lower() for other in splits):  # files of one name where case does not count
             raise UsageError(f"--split {name} is given twice; give each name once.")
         for other, (first, last) in splits.items():
             if start <= last and first <= end:

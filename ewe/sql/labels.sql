@@ -26,7 +26,7 @@ WITH
           LOGICAL_OR(symbol.inventive) AS inventive
         FROM (
           SELECT
-            REGEXP_REPLACE(listed.code, r'[\t-\r\x{85}\p{Z}]', '') AS code,
+            REGEXP_REPLACE(listed.code, r'[\t-\r\x1c-\x1f\x{85}\p{Z}]', '') AS code,
             IFNULL(listed.first, FALSE) AS first,
             IFNULL(listed.inventive, FALSE) AS inventive
           FROM UNNEST(cpc) AS listed
