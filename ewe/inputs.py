@@ -19,6 +19,7 @@ from ewe.text import join_claims
 STDIN = Path("-")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 IDS = ("id", "publication_number")  # the fields that name a text; else its number in the source does
+READ_AHEAD = 1 << 20  # bytes of a column; Parquet's reader would else keep every row group that it has passed
 TEXTS = ("text", "claims")
 
 
@@ -107,11 +108,9 @@ def _text_columns(schema: Any) -> list[str]:
 def _parquet_rows(files: list[Path], max_claims: int) -> Iterator[tuple[str, str]]:
     import pyarrow.parquet as pq
 
-    from ewe.pipeline.shards import FLAT
-
     row = 0
     for path in files:
-        with pq.ParquetFile(path, **FLAT) as file:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_AHEAD) as file:
             names = file.schema_arrow.names
             field = _text_columns(file.schema_arrow)[0]
             chosen = [name for name in IDS if name in names][:1]
