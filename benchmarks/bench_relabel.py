@@ -3,7 +3,7 @@
     python benchmarks/bench_relabel.py [--rows 20000] [--rounds 3] [--raw RAW] [--folder DIR]
 
 Made-up patents of true length (`ewe-data sample`), or those of RAW. All write the same rows, labels and files' settings
-(zstd 1, row groups of 4,096, page index); peers' labels and texts must equal ours.
+(zstd 1, row groups of 4,096, page index, page checksums); peers' labels and texts must equal ours.
 
     ours            relabel.relabel_folder as `ewe-data relabel` runs it: disk syncs, hashes, Table 2
     bare            raw/ read and the finished files written with the same settings, no other work; one thread and two
@@ -46,6 +46,7 @@ from ewe.pipeline.fetch import fetch_grants
 from ewe.pipeline.local import ParquetEngine
 from ewe.pipeline.relabel import CONFIGS, ROW_GROUP, first_later, relabel_folder
 from ewe.pipeline.sample import write_sample
+from ewe.pipeline.shards import WRITTEN
 from ewe.pipeline.split import PAPER
 from ewe.text import join_claims, join_claims_batch
 
@@ -70,9 +71,7 @@ def write_finished(table: pa.Table, path: Path) -> None:
         table,
         path,
         row_group_size=ROW_GROUP,
-        compression="zstd",
-        compression_level=1,
-        write_page_index=True,
+        **WRITTEN,
         use_content_defined_chunking=True,
         sorting_columns=order,
     )
@@ -106,7 +105,8 @@ def bare(raw: Path, finished: Path, out: Path, threads: int) -> float:
     with ThreadPoolExecutor(threads) as pool:
         started = time.perf_counter()
         shards = sorted(raw.glob("*.parquet"))
-        assert sum(pool.map(lambda path: pq.read_table(path, use_threads=threads > 1).num_rows, shards))
+        checked = {"page_checksum_verification": True}
+        assert sum(pool.map(lambda path: pq.read_table(path, use_threads=threads > 1, **checked).num_rows, shards))
         list(pool.map(lambda path: write_finished(tables[path], out / path.relative_to(finished)), tables))
         return time.perf_counter() - started
 

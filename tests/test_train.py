@@ -79,6 +79,12 @@ def test_paper_preset_is_the_papers_recipe():
     assert {name: config[name] for name in published} == published
 
 
+def test_fast_preset_is_another_recipe_for_the_papers_model():
+    paper, fast = (asdict(configure(preset)) for preset in ("paper", "fast"))
+    differs = {name for name, value in paper.items() if fast[name] != value}
+    assert differs == {"prior_bias", "learning_rate", "warmup", "clip", "epochs"}
+
+
 def test_choices_override_the_preset_and_none_does_not():
     config = configure("tiny", layers=3, width=None)
     assert (config.layers, config.width) == (3, PRESETS["tiny"]["width"])
@@ -88,7 +94,7 @@ def test_choices_override_the_preset_and_none_does_not():
 @pytest.mark.parametrize(
     ("choices", "sentence"),
     [
-        ({"preset": "huge"}, "no preset huge; choose from paper, tiny"),
+        ({"preset": "huge"}, "no preset huge; choose from paper, fast, tiny"),
         ({"epoch": 3}, "no option epoch"),
         ({"epochs": 0}, "--epochs must be at least 1, not 0"),
         ({"learning_rate": float("nan")}, "--learning-rate must be above 0, not nan"),
