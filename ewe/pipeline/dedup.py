@@ -150,7 +150,8 @@ def leaking(dataset: Path) -> set[str]:
         IncompleteError: dedup has not finished.
     """
     read_duplicates(dataset)
-    table = pq.read_table(dataset / FOLDER / "groups.parquet", columns=["publication_number", "leak"])
+    with open_shard(dataset / FOLDER / "groups.parquet", schema.GROUPS) as file:
+        table = file.read(["publication_number", "leak"])
     return set(table.filter(table["leak"].is_valid())["publication_number"].to_pylist())
 
 

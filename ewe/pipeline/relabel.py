@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -191,7 +191,7 @@ def _of_split(months: Mapping[Path, int], window: tuple[dt.date, dt.date]) -> di
 
 def _holds(window: tuple[dt.date, dt.date], month: Path) -> bool:
     """Whether every day of a month shard is within the window."""
-    first = dt.datetime.strptime(month.stem, "grants-%Y-%m").date()
+    first = dt.date.fromisoformat(f"{month.stem.removeprefix('grants-')}-01")
     last = (first + dt.timedelta(days=31)).replace(day=1) - dt.timedelta(days=1)
     return window[0] <= first and last <= window[1]
 
@@ -481,7 +481,8 @@ def _write_dropped(store: Store, shards: list[Shard], months: Iterable[Path], sp
     for month in months:
         if any(_holds(window, month) for window in splits.values()):
             continue
-        rows = pl.DataFrame(pq.read_table(month, columns=["publication_number", "grant_date"]))
+        with open_shard(month, schema.RAW) as file:
+            rows = pl.DataFrame(file.read(["publication_number", "grant_date"]))
         outside = assign_split(rows, splits).filter(pl.col("split").is_null())
         tables.append(outside.select("publication_number", reason=pl.lit("outside_split")))
     table = pl.concat(tables).sort("publication_number").to_arrow()
