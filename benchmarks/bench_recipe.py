@@ -94,7 +94,7 @@ def learn(tensors: Path, run: Path, recipe: dict[str, Any], sizes: dict[str, Any
 
 def soonest(found: dict[str, Any], target: float) -> int | None:
     """Examples seen the first time that it is at the target; None where it never is."""
-    there = [time for time, f1 in enumerate(found["f1"], 1) if f1 >= target > 0]
+    there = [number for number, f1 in enumerate(found["f1"], 1) if f1 >= target > 0]
     return there[0] * int(found["examples_each"]) if there else None
 
 

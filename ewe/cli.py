@@ -95,13 +95,12 @@ def _command(
         @functools.wraps(function)
         def run(**options: Any) -> None:
             as_json = options.pop("as_json")
-            leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts one alone speaks
-            progress.set_quiet(options.pop("quiet") or not leads)
+            progress.set_quiet(options.pop("quiet"))
             signal.signal(signal.SIGTERM, _terminate)
             summary = _run(function, options)
             if summary.get("made_up"):
                 progress.say("These patents are made up: the figures show that the path works, nothing about patents.")
-            if leads:
+            if summary:  # of several processes that train, the first alone has one
                 print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else render(summary))
 
         switches = [
@@ -172,9 +171,6 @@ def sample(
     return write_sample(out, rows=rows, seed=seed)
 
 
-MOST_BILLED = "500GB"
-
-
 class Source(StrEnum):
     """Where grants come from."""
 
@@ -202,7 +198,7 @@ def fetch(
     end: Annotated[dt.date, _day("Last grant date.")] = dt.date(2015, 12, 31),
     project: Annotated[str | None, typer.Option(help="BigQuery: the project that pays.")] = None,
     table: Annotated[str | None, typer.Option(help="BigQuery: a dated snapshot, or a table like it.")] = None,
-    max_bytes: Annotated[str | None, typer.Option(help=f"BigQuery: the most that the scan may bill; else {MOST_BILLED}.")] = None,
+    max_bytes: Annotated[str | None, typer.Option(help="BigQuery: the most a scan may bill; else 500GB.")] = None,
     with_abstract: Annotated[bool, typer.Option("--with-abstract", help="BigQuery: fetch abstracts too.")] = False,
     labels_only: Annotated[bool, typer.Option("--labels-only", help="BigQuery: First and Later, no text.")] = False,
     pay_again: Annotated[bool, typer.Option("--pay-again", help="BigQuery: scan anew once expired.")] = False,
@@ -242,14 +238,14 @@ def _engine(source: Source | None, path: Path | None, **flags: Any) -> Any:
     if path is None or source == Source.bigquery:
         if flags["project"] is None or path is not None:
             raise UsageError("--source bigquery needs --project, the project that pays, and no --input.")
-        from ewe.pipeline.bigquery import TABLE, BigQueryEngine
+        from ewe.pipeline.bigquery import MAX_BYTES, TABLE, BigQueryEngine
         from ewe.pipeline.price import parse_bytes
 
         return BigQueryEngine(
             flags["project"],
             table=flags["table"] or TABLE,
             query="labels" if flags["labels_only"] else "grants",
-            max_bytes=parse_bytes(flags["max_bytes"] or MOST_BILLED),
+            max_bytes=parse_bytes(flags["max_bytes"]) if flags["max_bytes"] else MAX_BYTES,
             with_abstract=flags["with_abstract"],
             pay_again=flags["pay_again"],
         )

@@ -94,10 +94,9 @@ def cross_entropy(logits: Tensor, columns: Tensor) -> Tensor:
 
 def clip_gradients(model: nn.Module, largest: float) -> None:
     """`clip_grad_norm_`, but not in place: compiled gradients may share memory, as those of both positions do."""
-    learning = [p for p in model.parameters() if p.grad is not None]
-    grads = [p.grad for p in learning if p.grad is not None]
-    scale = (largest / (nn.utils.get_total_norm(grads) + 1e-6)).clamp(max=1.0)
-    for p, grad in zip(learning, torch._foreach_mul(grads, scale), strict=True):
+    grads = {p: p.grad for p in model.parameters() if p.grad is not None}
+    scale = (largest / (nn.utils.get_total_norm(grads.values()) + 1e-6)).clamp(max=1.0)
+    for p, grad in zip(grads, torch._foreach_mul(list(grads.values()), scale), strict=True):
         p.grad = grad
 
 

@@ -49,7 +49,7 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
         choices: fields of TrainConfig that take the place of the preset's.
 
     Returns:
-        A summary of the run.
+        A summary of the run; nothing in processes beside the first, which are quiet.
 
     Raises:
         UsageError: the configuration cannot be.
@@ -70,9 +70,10 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
 
     with World.join(compute.device) as world:
         if not world.leads:  # it takes part in the steps and in nothing else
+            progress.set_quiet(quiet=True)
             if not world.told(None):
                 _learn(out, config, compute, meta, split, rows, holdout, counts, shape, world)
-            return {"run": str(out)}
+            return {}
         with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
             if world.told(store.finished):
                 progress.say(f"{out} is finished; nothing to do.")
