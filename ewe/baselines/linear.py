@@ -14,6 +14,7 @@ label (10 GB there).
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def passes(N: int) -> int:
     return min(max(5, ceil(1e6 / N)), 50)
 
 
-class Weighted(nn.Module):
+class Weighted(nn.Module, ABC):
     """Logits (B, L) from hashed words int (B, n): weights of the buckets, summed over a text's bag, and a bias.
 
     A subclass finds weights and biases in `learn`; `fit` makes log odds of what they give.
@@ -112,9 +113,9 @@ class Weighted(nn.Module):
         constant = np.setdiff1d(np.arange(L), known)  # what no row bears, or every row: there is nothing to learn
         self.bias[constant] = torch.from_numpy(prior[constant]).float()
 
+    @abstractmethod
     def learner(self, bags: sparse.csr_matrix, columns: sparse.csc_matrix, seed: int) -> Learn:
         """What finds a label's weights and bias, from bags (N, buckets) and labels (N, L)."""
-        raise NotImplementedError
 
 
 class Linear(Weighted):

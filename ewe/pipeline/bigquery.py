@@ -115,7 +115,7 @@ class BigQueryEngine:
         with_abstract: bool = False,
         max_bytes: int = MAX_BYTES,
         pay_again: bool = False,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = time.sleep,  # between polls; tests give one that does not wait
     ) -> None:
         _check_names(project, table)
         if with_abstract and query == "labels":

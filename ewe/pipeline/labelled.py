@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +217,7 @@ _THEN = "give text (string) and label_names (list of strings), or a dataset fold
 
 
 @dataclass
-class Table:
+class Table(ABC):
     """Texts with label names, and perhaps a split and an id: anyone's own files.
 
     Rows without a split column are all train; labels are the names of train's rows, sorted.
@@ -258,7 +259,9 @@ class Table:
         if wrong:
             raise DataError(f"{where}: split {wrong[0]!r} cannot be part of a file name; use letters, digits, _ - .")
         if HOLDOUT in splits:
-            raise DataError(f"{where}: {HOLDOUT} names the rows of train that ewe train keeps apart; rename that split.")
+            raise DataError(
+                f"{where}: {HOLDOUT} names the rows of train that ewe train keeps apart; rename that split."
+            )
         self._vocabulary = Vocabulary(sorted(names), sha256_json(sorted(names)))
         _check_size(self._vocabulary, where)
         return self._vocabulary, splits
@@ -276,9 +279,9 @@ class Table:
                 left_out = indices.null_count
                 yield Batch(part.column("text"), part.column("id"), *_distinct(where[known], columns), left_out)
 
+    @abstractmethod
     def _tables(self, rows: int, *, texts: bool) -> Iterator[pa.RecordBatch]:
         """All rows as _NORMAL has them (without text where that saves reading it), checked."""
-        raise NotImplementedError
 
 
 class ParquetTable(Table):

@@ -12,7 +12,7 @@ after its last byte, which one pass of eight bytes a step gives, so no byte is r
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa

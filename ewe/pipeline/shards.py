@@ -1,4 +1,4 @@
-"""Shards: the Parquet files that a step leaves and the next one reads, written and read back with one set of options."""
+"""Shards: the Parquet files that a step leaves and the next one reads, written and read by one set of options."""
 
 from __future__ import annotations
 
