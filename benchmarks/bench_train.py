@@ -1,7 +1,7 @@
 """Training BERT_EWE: this project, plain and fast, beside Hugging Face's Trainer, eager and compiled.
 
     python benchmarks/bench_train.py [--device cpu|cuda] [--batch 32 512] [--rounds 2] [--steps 60] [--layers 12]
-        [--width 768] [--rows 65536] [--compiled]
+        [--width 768] [--rows 65536] [--compiled] [--pieces]
 
 One architecture for all (u=128, v=16, L=1,328, dropout 0.1, AdamW at 2e-5 falling, no clipping; bf16 on a card, fp32 on
 a CPU) and the same made-up rows. First both models are given the same weights, and their logits must be equal.
@@ -10,6 +10,7 @@ a CPU) and the same made-up rows. First both models are given the same weights, 
     Trainer         BertForSequenceClassification over nn.Embedding, dense targets; its rows come a batch at a time from
                     worker processes, pinned, so that no loader slows it down
     compiled        the same with torch_compile=True; on a CPU, where compiling takes minutes, with --compiled alone
+    fast without X  on a card, with --pieces: what each piece of the fast path gains
 Each runs its own whole loop, logging included. A case warms up, compiling and capturing included, then so many steps
 are timed; cases go in turn, each anew in every round, and the best round counts. Rates are examples a second on a card
 and examples a CPU second on a CPU, which neighbours on a busy machine do not change.
@@ -27,6 +28,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ewe import bert, progress
+from ewe import bert, fast, progress
 from ewe.batches import Split
 from ewe.compute import Compute
 from ewe.config import TrainConfig
@@ -182,7 +184,20 @@ class Timed:
         return self.stepper(rows, learning_rate)
 
 
-def ours(sizes: dict[str, Any], compute: Compute, split: Split, watch: Watch, *, plain: bool) -> None:
+def leave_out(stepper: Graphed, piece: str) -> None:
+    """Take a piece from the fast path."""
+    match piece:
+        case "graph":
+            stepper.on_card = False
+        case "compiling":
+            stepper._loss = fast._loss
+        case "narrowing":
+            stepper.narrow, stepper.pairs = stepper.model, []
+
+
+def ours(
+    sizes: dict[str, Any], compute: Compute, split: Split, watch: Watch, *, plain: bool = False, without: str = ""
+) -> None:
     """This project's training."""
     torch.manual_seed(0)
     w = sizes["width"]
@@ -198,6 +213,7 @@ def ours(sizes: dict[str, Any], compute: Compute, split: Split, watch: Watch, *,
         stepper = Graphed(
             model, adamw(model, config, graphed=True), config, compute, Resident(split, L, compute.device)
         )
+        leave_out(stepper, without)
     rows = np.arange(len(split))
     with tempfile.TemporaryDirectory() as folder:
         timed = Timed(stepper, watch)
@@ -242,20 +258,22 @@ def trainer(sizes: dict[str, Any], compute: Compute, split: Split, watch: Watch,
         theirs.train()
 
 
-def cases(compute: Compute, *, compiled: bool) -> dict[str, Callable[..., None]]:
+def cases(compute: Compute, *, compiled: bool, pieces: bool) -> dict[str, Callable[..., None]]:
     """What is compared."""
     found: dict[str, Callable[..., None]] = {"ours, plain": lambda *a: ours(*a, plain=True)}
     if compute.device.type == "cuda":
-        found["ours, fast"] = lambda *a: ours(*a, plain=False)
+        found["ours, fast"] = ours
+        for piece in ("graph", "compiling", "narrowing") if pieces else ():
+            found[f"fast without {piece}"] = partial(ours, without=piece)
     found["Trainer"] = lambda *a: trainer(*a, compiled=False)
     if compiled:
         found["Trainer, compiled"] = lambda *a: trainer(*a, compiled=True)
     return found
 
 
-def measure(sizes: dict[str, Any], compute: Compute, split: Split, *, compiled: bool) -> dict[str, Any]:
+def measure(sizes: dict[str, Any], compute: Compute, split: Split, **which: bool) -> dict[str, Any]:
     """All cases at one batch size."""
-    works = cases(compute, compiled=compiled)
+    works = cases(compute, **which)
     rates: dict[str, list[float]] = {name: [] for name in works}
     needed: dict[str, int] = {}
     card = compute.device.type == "cuda"
@@ -276,7 +294,7 @@ def measure(sizes: dict[str, Any], compute: Compute, split: Split, *, compiled: 
     found: dict[str, Any] = {
         "examples a second" if card else "examples a CPU second": {name: round(rate, 1) for name, rate in best.items()},
         "all rounds": {name: [round(rate, 1) for rate in each] for name, each in rates.items()},
-        **{f"speed over {name}": round(mine / rate, 2) for name, rate in best.items() if name.startswith("Trainer")},
+        **{f"speed over {name}": round(mine / rate, 2) for name, rate in best.items() if not name.startswith("ours")},
     }
     if card:
         limit = PEAK / (3 * flops(sizes["layers"], sizes["width"]))
@@ -343,12 +361,13 @@ def main() -> None:
     for name in ("layers", "width", "steps", "warm-up", "rows", "rounds"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--compiled", action="store_true", help="on a CPU too, where compiling takes minutes")
+    parser.add_argument("--pieces", action="store_true", help="on a card, the fast path without each of its pieces too")
     options = parser.parse_args()
     compute = Compute.choose(options.device)
     defaults = DEFAULTS[compute.device.type]
     sizes = defaults | {name: getattr(options, name) for name in defaults if getattr(options, name) is not None}
     progress.set_quiet(True)
-    compiled = options.compiled or compute.device.type == "cuda"
+    which = {"compiled": options.compiled or compute.device.type == "cuda", "pieces": options.pieces}
     split = made_up(sizes["rows"])
     result = {
         "compute": str(compute),
@@ -356,7 +375,7 @@ def main() -> None:
         "load": os.getloadavg(),
         "sizes": {**sizes, "u": u, "v": v, "labels": L, "parameters": check(sizes, split)},
         "GFLOP of an example's step": round(3 * flops(sizes["layers"], sizes["width"]) / 1e9, 2),
-        "by batch": {str(b): measure(sizes | {"batch": b}, compute, split, compiled=compiled) for b in sizes["batch"]},
+        "by batch": {str(b): measure(sizes | {"batch": b}, compute, split, **which) for b in sizes["batch"]},
     }
     keep(f"train-{compute.device.type}", result, "torch", "transformers", "accelerate", "numpy")
 

@@ -33,7 +33,7 @@ from ewe.tokens import WordPiece, codepoints
 
 BATCH_SIZE = 128
 ON_CARD = 512  # texts at a time on a card
-MANY = 50_000  # texts whose time compiling pays for, on a card
+MANY = 2_000_000  # texts whose time compiling pays for, on a card: an estimate (benchmarks/README.md)
 MAX_CLAIMS = 20  # where the run's texts did not come from claims
 ROW_GROUP = 16_384  # rows of a row group in the predictions' Parquet
 

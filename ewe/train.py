@@ -122,7 +122,7 @@ def _learn(
     A rate of 0 is that of a call that found all steps done.
     """
     torch.manual_seed(config.seed)
-    with _deterministic(config.deterministic):
+    with _deterministic(config.deterministic), _attention(meta.u):
         model = models.build(config.model, shape)
         if hasattr(model, "fit"):  # without steps
             begun = time.perf_counter()
@@ -341,6 +341,17 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def _attention(n: int) -> Iterator[None]:
+    """Keep cuDNN's attention from n materials where its backward may give NaN (pytorch/pytorch#196678; Hopper)."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(before and n % 128 != 64)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 @contextmanager

@@ -63,10 +63,13 @@ def test_resident_rows_are_the_splits(split: Split, device: str):
     ("device", "backend"), [("cpu", None), ("cpu", "aot_eager"), pytest.param("cuda", None, marks=DEVICES[1].marks)]
 )
 @pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 1e-3)])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch's own tracing
-def test_steps_equal_the_plain_ones(split: Split, device: str, backend: str | None, clip: float):
+def test_steps_equal_the_plain_ones(
+    split: Split, device: str, backend: str | None, clip: float, precision: str, error: float
+):
     config = configure("paper", batch_size=16, clip=clip)
-    compute = Compute(torch.device(device), "fp32")
+    compute = Compute(torch.device(device), precision)
     shape = models.shape("bert-ewe", SIZES, "whitespace")
     torch.manual_seed(0)
     plain = models.build("bert-ewe", shape).to(device)
@@ -84,9 +87,22 @@ def test_steps_equal_the_plain_ones(split: Split, device: str, backend: str | No
         for stepper in steppers
     ]
 
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=error)
     ids = split.batch(np.arange(70)).ids.to(device)
-    torch.testing.assert_close(quick(ids), plain(ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(quick(ids), plain(ids), rtol=10 * error, atol=error if precision == "bf16" else 1e-5)
+
+
+def test_narrowed_is_what_autocast_computes_with(split: Split):
+    model, ids = tiny_bert(), split.batch(np.arange(9)).ids
+
+    narrow = fast.narrowed(model, torch.bfloat16)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(narrow(ids), model(ids))
+    linear = {id(p) for m in model.modules() if isinstance(m, torch.nn.Linear) for p in m.parameters()}
+    for wide, other in zip(model.parameters(), narrow.parameters(), strict=True):
+        assert wide.dtype == torch.float32
+        assert (other is wide) == (id(wide) not in linear)
 
 
 def test_a_cpu_takes_the_plain_path(split: Split):

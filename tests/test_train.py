@@ -336,6 +336,20 @@ def test_a_thread_may_train(tensors: Path, tmp_path: Path, whole: Path):
     assert content(tmp_path / "run") == content(whole)
 
 
+@pytest.mark.parametrize(("u", "allowed"), [(8, True), (64, False)])
+def test_cudnns_attention_is_kept_from_where_its_backward_breaks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, u: int, allowed: bool
+):
+    tensors = write_tensors(tmp_path / "tensors", {"train": 20}, u=u)
+    seen: list[bool] = []
+    at_batch(monkeypatch, 1, lambda: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+
+    train_model(tensors, tmp_path / "run", **SMALL | {"epochs": 1})
+
+    assert seen == [allowed]
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 # -- what it refuses ------------------------------------------------------------------------------------------------
 
 
