@@ -17,15 +17,18 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future, as_completed, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
 from ewe.errors import DataError, EweError, IncompleteError
+
+Result = TypeVar("Result")
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
@@ -143,6 +146,39 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     return manifest
 
 
+class Files:
+    """A store's folder as a part of a step sees it, in whatever process: the store records what it writes afterwards.
+
+    Args:
+        folder: the store's, under the same path everywhere.
+        finished: names of the files that need not be written again.
+
+    Attributes:
+        facts: of each file that has been written, by name.
+    """
+
+    def __init__(self, folder: Path, finished: frozenset[str]) -> None:
+        self.folder, self._finished = folder, finished
+        self.facts: dict[str, dict[str, Any]] = {}
+
+    def has(self, name: str) -> bool:
+        """As Store.has."""
+        return name in self._finished
+
+    @contextmanager
+    def write(self, name: str, facts: Mapping[str, Any] | None = None) -> Iterator[Path]:
+        """As Store.write, but for the record."""
+        with publish(self.folder / name) as temporary:
+            yield temporary
+        self.facts[name] = {**(facts or {})}
+
+
+def _part(
+    work: Callable[..., Result], files: Files, arguments: tuple[Any, ...]
+) -> tuple[Result, dict[str, dict[str, Any]]]:
+    return work(files, *arguments), files.facts
+
+
 class Store:
     """One folder being made by one command; a context manager that holds the folder's lock.
 
@@ -258,6 +294,46 @@ class Store:
         with publish(path) as temporary:
             yield temporary
         self.record(name, facts)
+
+    def parts(
+        self,
+        pool: Executor,
+        work: Callable[..., Result],
+        arguments: Iterable[tuple[Any, ...]],
+        done: Callable[[int], object],
+    ) -> list[Result]:
+        """Do the parts of a step in a pool, and record what each has written when it ends.
+
+        Args:
+            pool: of threads, processes or machines, which see the folder under the same path.
+            work: a module's function, called as work(files: Files, *arguments).
+            arguments: of each part.
+            done: called with a part's number, counted from 0, when it has ended.
+
+        Returns:
+            What `work` returned of each part, in their order.
+        """
+        self._begin()
+        finished = frozenset(self.manifest["files"])
+        futures = {
+            pool.submit(_part, work, Files(self.folder, finished), each): number
+            for number, each in enumerate(arguments)
+        }
+        waiting = set(futures)
+        try:
+            for future in as_completed(futures):
+                self._record_part(future)
+                waiting.remove(future)
+                done(futures[future])
+        finally:  # of a failure or a signal: what is at work ends, and is not done again
+            for future in wait([future for future in waiting if not future.cancel()]).done:
+                if not future.exception():
+                    self._record_part(future)
+        return [future.result()[0] for future in futures]
+
+    def _record_part(self, future: Future[tuple[Any, dict[str, dict[str, Any]]]]) -> None:
+        for name, facts in future.result()[1].items():
+            self.record(name, facts)
 
     def record(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
         """Name a published file in the manifest, with its size, sha256 and facts."""

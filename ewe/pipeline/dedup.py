@@ -11,7 +11,8 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from ewe.pipeline.links import Float64, Links, Texts, link, nearest
 from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
 from ewe.pipeline.shards import WRITTEN, open_shard
 from ewe.progress import bar, say
-from ewe.store import SUMS, Store, read_json, read_manifest, sha256_json
+from ewe.store import SUMS, Files, Store, read_json, read_manifest, sha256_json
 
 FOLDER = "duplicates"
 PART_ROWS = 16_384  # rows a part, so that a killed run repeats no more
@@ -59,7 +60,7 @@ class Part(NamedTuple):
             yield from file.iter_batches(BATCH_ROWS, row_groups=self.groups, columns=columns, use_threads=False)
 
 
-def dedup_folder(dataset: Path, *, jaccard: float = 0.8) -> dict[str, Any]:
+def dedup_folder(dataset: Path, *, jaccard: float = 0.8, pool: Executor | None = None) -> dict[str, Any]:
     """Find near-copies in DATASET and write DATASET/duplicates/; the same call again goes on where it stopped.
 
     pairs.parquet holds a spanning forest of each group, and beside it (`in_forest` false) for every leaking test row
@@ -69,6 +70,7 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8) -> dict[str, Any]:
     Args:
         dataset: a folder that relabel made.
         jaccard: the least similarity of two near-copies' sets of shingles.
+        pool: what makes the signatures; None for threads.
 
     Returns:
         A summary: rows, distinct texts, pairs, groups, rows in groups, leaking test rows by split, made_up.
@@ -103,9 +105,8 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8) -> dict[str, Any]:
             say(f"{dataset / SUMS} is gone until ewe-data release runs again; the card follows then, too.")
         parts = _parts(dataset, source)
         total = sum(part.rows for part in parts)
-        with bar("sign", total, "rows") as advance:
-            for part, _ in zip(parts, _in_order(lambda part: _sign(store, part), parts), strict=True):
-                advance(part.rows)
+        with bar("sign", total, "rows") as advance, nullcontext(pool) if pool else ThreadPoolExecutor(WORKERS) as each:
+            store.parts(each, _sign, [(part,) for part in parts], lambda number: advance(parts[number].rows))
         text_of = _collapse(store, parts)
         firsts = np.flatnonzero(text_of == np.arange(total))  # of each distinct text its first row
         banded = [minhash.buckets(keys) for keys in _band_keys(store, parts, firsts, bands, rows)]
@@ -206,10 +207,10 @@ def _part_name(part: Part) -> str:
     return f".signatures/{part.start:09d}.npy"
 
 
-def _sign(store: Store, part: Part) -> None:
+def _sign(out: Files, part: Part) -> None:
     """Signature and digest of each row, side by side in uint32."""
     name = _part_name(part)
-    if store.has(name):
+    if out.has(name):
         return
     signed = np.empty((part.rows, PERMUTATIONS + DIGEST // 4), np.uint32)
     at = 0
@@ -220,7 +221,7 @@ def _sign(store: Store, part: Part) -> None:
         digests = b"".join(blake2b(text.as_buffer(), digest_size=DIGEST).digest() for text in lowered)
         rows[:, PERMUTATIONS:] = np.frombuffer(digests, np.uint32).reshape(-1, DIGEST // 4)
         at += batch.num_rows
-    with store.write(name, {"rows": part.rows}) as temporary, temporary.open("wb") as file:
+    with out.write(name, {"rows": part.rows}) as temporary, temporary.open("wb") as file:
         np.save(file, signed)
 
 

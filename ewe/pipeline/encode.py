@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from ewe.elements import Bytes, Counts, Places, check, encode_buffers, measure, 
 from ewe.errors import UsageError
 from ewe.pipeline.labelled import Batch, Labels, Source, Split, Vocabulary, open_source
 from ewe.progress import bar, say, warn
-from ewe.store import Store, sha256_file
+from ewe.store import Files, Store, sha256_file
 from ewe.tokens import CODE_POINTS, WordPiece, check_size, encode_codepoints, slices
 
 Tokenizer = Literal["whitespace", "bytes", "wordpiece", "codepoints"]
@@ -58,6 +58,7 @@ def encode_folder(
     labels: Labels = "position",
     vocabulary: int | Path | None = None,
     drop_leaks: bool = False,
+    pool: Executor | None = None,
 ) -> dict[str, Any]:
     """Make tensors/ of a dataset folder, Parquet or JSON lines; the same call again goes on where it stopped.
 
@@ -73,6 +74,7 @@ def encode_folder(
         vocabulary: of "wordpiece" alone: how many ids to learn from train, of 50,000 of its texts, evenly spread,
             where there are more, each cut after 512 words; or a tokenizer.json or vocab.txt to take; None for 30,522.
         drop_leaks: leave out a dataset's test rows that have a near-copy in train, as dedup found them.
+        pool: what encodes a dataset's shards, each apart, to be joined here; None for threads and no detour.
 
     Returns:
         A summary: rows by split, rows dropped as leaks by split, labels, ids of a learned vocabulary, the share of
@@ -103,7 +105,11 @@ def encode_folder(
         known, splits = opened.survey()
         form = _form(store, opened, splits["train"], vocabulary)
         for name, split in splits.items():
-            _encode_split(store, opened, name, split, form)
+            with bar(f"encode {name}", split.rows, "texts") as advance:
+                if pool:
+                    _encode_parts(store, pool, opened, name, split, form, advance)
+                else:
+                    _encode_split(store, opened, name, split, form, advance)
         store.write_json("meta.json", _meta(store, opened, known, splits, form))
         facts = {name: _facts(store, name) for name in splits}
         left_out = {name: fact["labels_left_out"] for name, fact in facts.items() if fact["labels_left_out"]}
@@ -207,33 +213,73 @@ def _layout(split: Split, form: Form) -> dict[str, tuple[DTypeLike, tuple[int, .
     }
 
 
-def _encode_split(store: Store, source: Source, name: str, split: Split, form: Form) -> None:
-    """Write a split's files in one pass, unless an earlier run has written them all."""
+def _encode_split(
+    out: Store | Files,
+    source: Source,
+    name: str,
+    split: Split,
+    form: Form,
+    advance: Callable[[int], object] = int,
+    folder: str = "",
+) -> int:
+    """Write a split's files in one pass, unless an earlier run has written them all; returns its texts."""
     layout = _layout(split, form)
-    if all(store.has(f"{name}.{part}.npy") for part in layout):
-        return
-    facts = {part: {"rows": split.rows} for part in layout}
+    names = {part: f"{folder}{name}.{part}.npy" for part in layout}
+    if all(map(out.has, names.values())):
+        return split.rows
+    facts: dict[str, dict[str, int]] = {part: {} for part in layout}
     with ExitStack() as stack:
-        files = Files(
-            *(stack.enter_context(_grow(store, f"{name}.{part}.npy", *layout[part], facts[part])) for part in layout)
-        )
-        advance = stack.enter_context(bar(f"encode {name}", split.rows, "texts"))
-        files.labels_indptr.append(np.zeros(1, np.int64))
-        files.text_indptr.append(np.zeros(1, np.int64))
+        arrays = Arrays(*(stack.enter_context(_grow(out, names[part], *layout[part], facts[part])) for part in layout))
+        arrays.labels_indptr.append(np.zeros(1, np.int64))
+        arrays.text_indptr.append(np.zeros(1, np.int64))
         counts = np.zeros(len(Counts._fields), np.int64)
         left_out = 0
         size = max(1, min(MOST_ROWS, BLOCK // (math.prod(form.shape) * np.dtype(form.dtype).itemsize)))
         for batch, encoded in _encode_ahead(source.read(name, size), size, form):
-            files.append(batch, encoded)
+            arrays.append(batch, encoded)
             counts += encoded.counts
             left_out += batch.left_out
             advance(len(batch.texts))
+        for each in facts.values():
+            each["rows"] = arrays.encoded.rows
         facts[form.part] |= {
             **dict(zip(Counts._fields, counts.tolist(), strict=True)),
-            "labels": files.labels_indices.rows,
+            "labels": arrays.labels_indices.rows,
             "labels_left_out": left_out,
             "leaks_dropped": split.leaks_dropped,
         }
+    return arrays.encoded.rows
+
+
+def _encode_parts(
+    store: Store,
+    pool: Executor,
+    source: Source,
+    name: str,
+    split: Split,
+    form: Form,
+    advance: Callable[[int], object],
+) -> None:
+    """As _encode_split, but a split's shards are encoded in a pool, each into hidden files, and then joined."""
+    layout = {f"{name}.{part}.npy": kind for part, kind in _layout(split, form).items()}
+    if all(map(store.has, layout)):
+        return
+    shards = source.parts(name)
+    folders = [f".parts/{name}-{number}/" for number in range(len(shards))]
+    work = [(shard, name, split, form, int, folder) for shard, folder in zip(shards, folders, strict=True)]
+    store.parts(pool, _encode_split, work, lambda _: None)
+    for file, kind in layout.items():
+        records = [store.manifest["files"][folder + file] for folder in folders]
+        facts = {key: sum(record[key] for record in records) for key in records[0] if key not in ("size", "sha256")}
+        if "leaks_dropped" in facts:
+            facts["leaks_dropped"] = split.leaks_dropped
+        with _grow(store, file, *kind, facts) as array:
+            end = 0
+            for rows in (np.load(store.folder / folder / file, mmap_mode="r") for folder in folders):
+                starts = file.endswith("indptr.npy")  # each shard's begin at 0
+                array.append(rows[bool(array.rows) :] + end if starts else rows)
+                end += rows[-1] if starts else 0
+    advance(split.rows)
 
 
 class Encoded(NamedTuple):
@@ -282,7 +328,7 @@ def _buffers(texts: pa.LargeStringArray) -> tuple[Bytes, Places]:
     return np.frombuffer(data or b"", np.uint8), np.frombuffer(offsets, np.int64)[start : start + n + 1]
 
 
-class Files(NamedTuple):
+class Arrays(NamedTuple):
     """The growing files of one split, in the order of _layout."""
 
     encoded: GrowingArray
@@ -337,9 +383,9 @@ class GrowingArray:
 
 @contextmanager
 def _grow(
-    store: Store, name: str, dtype: DTypeLike, tail: tuple[int, ...], facts: Mapping[str, int]
+    out: Store | Files, name: str, dtype: DTypeLike, tail: tuple[int, ...], facts: Mapping[str, int]
 ) -> Iterator[GrowingArray]:
-    with store.write(name, facts) as path, path.open("wb") as file:
+    with out.write(name, facts) as path, path.open("wb") as file:
         array = GrowingArray(file, dtype, tail)
         yield array
         array.finish()

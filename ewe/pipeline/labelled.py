@@ -9,10 +9,11 @@ Texts stay in Arrow's buffers and labels become indices without a Python object 
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -82,6 +83,9 @@ class Source(Protocol):
 
     def read(self, split: str, rows: int) -> Iterator[Batch]:
         """The rows of a split in order, at most `rows` a batch; after `survey`."""
+
+    def parts(self, split: str) -> Sequence[Source]:
+        """Sources of the split alone that hold its rows, one after another, and can be read apart; after `survey`."""
 
 
 def open_source(path: Path, labels: Labels = "position", *, drop_leaks: bool = False) -> Source:
@@ -173,6 +177,13 @@ class Dataset:
             if found.null_count or not ((indices >= 0) & (indices < len(self._vocabulary.names))).all():
                 raise DataError(f"{file} has labels that labels.json does not know; make the dataset again.")
             yield Batch(texts, ids, *_distinct(where, indices), _count_names(names) - len(indices))
+
+    def parts(self, split: str) -> Sequence[Dataset]:
+        """One a shard."""
+        alone = [copy.copy(self) for _ in self._files[split]]
+        for part, file in zip(alone, self._files[split], strict=True):
+            part._files = {split: [file]}
+        return alone
 
     def _batches(self, split: str, columns: list[str], rows: int) -> Iterator[tuple[Path, pa.RecordBatch, int]]:
         """(file, rows of it, how many beside them leak and are left out), the columns in this order."""
@@ -278,6 +289,10 @@ class Table(ABC):
                 columns = indices.drop_null().to_numpy().astype(np.int64)
                 left_out = indices.null_count
                 yield Batch(part.column("text"), part.column("id"), *_distinct(where[known], columns), left_out)
+
+    def parts(self, split: str) -> Sequence[Table]:  # noqa: ARG002
+        """It alone: rows without a name are numbered through all files."""
+        return [self]
 
     @abstractmethod
     def _tables(self, rows: int, *, texts: bool) -> Iterator[pa.RecordBatch]:

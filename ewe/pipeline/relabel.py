@@ -15,9 +15,9 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -35,7 +35,7 @@ from ewe.pipeline.runs import RowGroups, row_groups
 from ewe.pipeline.shards import WRITTEN, open_shard
 from ewe.pipeline.split import PAPER, Splits, assign_split
 from ewe.progress import bar, say, warn
-from ewe.store import Store, read_json, read_manifest, sha256_json
+from ewe.store import Files, Store, read_json, read_manifest, sha256_json
 from ewe.text import join_claims_batch
 
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
@@ -119,8 +119,17 @@ def relabel_folder(
     max_claims: int = 20,
     scheme: Scheme = "cpc",
     splits: Splits = PAPER,
+    pool: Executor | None = None,
 ) -> dict[str, Any]:
     """Make dataset/ of raw/; the same call again goes on where it stopped.
+
+    Args:
+        raw: folder that fetch made.
+        out: the folder to make.
+        max_claims: how many of a patent's claims make its text.
+        scheme: which classification the labels are of.
+        splits: windows of grant dates by name.
+        pool: what makes the shards; None for two threads.
 
     Returns:
         A summary: rows by config and split, dropped rows by reason, labels, made_up.
@@ -146,10 +155,14 @@ def relabel_folder(
         shards = [shard for split, window in splits.items() for shard in _shards(split, _of_split(months, window))]
         tallies = {split: stats.Tally(labels) for split in splits}
         rows = sum(shard.rows for shard in shards)
-        with bar("relabel", rows, "rows") as advance, ThreadPoolExecutor(WORKERS) as pool:
-            made = pool.map(lambda shard: _write_shard(store, shard, how, labels, advance), shards)
-            for shard, tally in zip(shards, made, strict=True):
-                tallies[shard.split].merge(tally)
+        work = [(shard, how, labels) for shard in shards]
+        with (
+            bar("relabel", rows, "rows") as advance,
+            nullcontext(pool) if pool else ThreadPoolExecutor(WORKERS) as each,
+        ):
+            made = store.parts(each, _write_shard, work, lambda number: advance(shards[number].rows))
+        for shard, tally in zip(shards, made, strict=True):
+            tallies[shard.split].merge(tally)
         _write_dropped(store, shards, months, splits)
         _assert_nothing_lost(store, source["rows"])
         for split in [split for split in splits if not tallies[split].rows]:
@@ -347,18 +360,15 @@ def _shards(split: str, months: Mapping[Path, int]) -> list[Shard]:
     return [Shard(split, number, len(groups), group) for number, group in enumerate(groups)]
 
 
-def _write_shard(
-    store: Store, shard: Shard, how: How, labels: dict[str, list[str]], advance: Callable[[int], None]
-) -> stats.Tally:
+def _write_shard(out: Files, shard: Shard, how: How, labels: dict[str, list[str]]) -> stats.Tally:
     """Write a shard's files and count what is in them; of files that an earlier run has written, count alone."""
     tally = stats.Tally(labels)
     names = {config: shard.name(config) for config in CONFIGS}
-    if all(map(store.has, (*names.values(), shard.dropped))):
+    if all(map(out.has, (*names.values(), shard.dropped))):
         for config, name in names.items():
-            with open_shard(store.folder / name, schema.DATASET) as file:
+            with open_shard(out.folder / name, schema.DATASET) as file:
                 for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
                     tally.add(pa.Table.from_batches([batch]), config)
-        advance(shard.rows)
         return tally
     facts = {config: {"rows": 0, "arrow_bytes": 0} for config in CONFIGS}
     facts["relabeled"]["several_first"] = 0
@@ -366,7 +376,6 @@ def _write_shard(
 
     def rows() -> Iterator[tuple[str, pa.Table]]:
         for raw in row_groups(itertools.chain.from_iterable(map(_by_date, shard.months)), CHUNK):
-            advance(raw.num_rows)
             mine = _within(raw, how.splits[shard.split])
             if not mine.any():
                 continue
@@ -386,19 +395,19 @@ def _write_shard(
             yield config, labelled
 
     with ExitStack() as stack:
-        files = {config: stack.enter_context(_final(store, names[config], facts[config])) for config in CONFIGS}
+        files = {config: stack.enter_context(_final(out, names[config], facts[config])) for config in CONFIGS}
         for config, table in _ahead(groups()):
             files[config].write_table(table, row_group_size=ROW_GROUP)
-    with store.write(shard.dropped) as temporary:
+    with out.write(shard.dropped) as temporary:
         pq.write_table(pa.concat_tables(dropped), temporary, **WRITTEN)
     return tally
 
 
 @contextmanager
-def _final(store: Store, name: str, facts: dict[str, int]) -> Iterator[pq.ParquetWriter]:
+def _final(out: Files, name: str, facts: dict[str, int]) -> Iterator[pq.ParquetWriter]:
     order = [schema.DATASET.get_field_index(column) for column in ("grant_date", "publication_number")]
     with (
-        store.write(name, facts) as temporary,
+        out.write(name, facts) as temporary,
         pq.ParquetWriter(
             temporary,
             schema.DATASET,
