@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ewe import models, predict, progress, published, store
+from ewe import models, page, predict, progress, published, store
 from ewe.bert import BertConfig, EweBert
 from ewe.elements import SHIFT, encode
 from ewe.errors import DataError, UsageError
@@ -210,15 +209,6 @@ def glyphs(material: bytes) -> list[str]:
 
 def draw(focus: Focus, run: predict.Run) -> str:
     """The text of the page; the same focus makes the same bytes."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ewe", ""),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    environment.filters |= {"percent": percent, "signed": signed, "sha256": _sha256}
     layers, _, v = focus.alignment.shape
     n = len(focus.materials)
     shown = focus.logits.argsort(descending=True, stable=True)[:TOP].tolist()
@@ -229,40 +219,41 @@ def draw(focus: Focus, run: predict.Run) -> str:
     shares = torch.cat([focus.alignment.mean(0, keepdim=True), focus.alignment])
     rows = -(-n // min(3, -(-n // 18)))  # of long texts three blocks, side by side where there is room
     letters = _letters(focus)
-    return environment.get_template("focus.html.jinja").render(
-        run=run.folder,
-        model=run.config["model"],
-        made_up=run.config["made_up"],
-        caveat=published.ATTENTION,
-        bytewise=run.input["tokenizer"] == "bytes",
-        grams=run.model.embedding.s is not None,
-        cut=focus.cut,
-        read=sum(map(bool, focus.materials)),
-        layers=layers,
-        v=v,
-        n=n,
-        label=run.names[focus.label],
-        logit=focus.logits[focus.label].item(),
-        rise=focus.rise,
-        total=focus.attribution.sum().item(),
-        peak=max(abs(part) for word in letters for _, part in word) or 1,
-        probability=focus.logits[focus.label].sigmoid().item(),
-        labels=[(run.names[i], focus.logits[i].sigmoid().item()) for i in shown],
-        alignment=own.mean().item(),
-        strongest=int((focus.alignment.argmax(2) == torch.arange(v)).sum()),
-        probes=PROBES,
-        blocks=[range(start, min(start + rows, n)) for start in range(0, n, rows)],
-        glyphs=[glyphs(each) for each in focus.materials],
-        letters=letters,
-        words=_words(focus),
-        data={
+    facts = {
+        "run": run.folder,
+        "model": run.config["model"],
+        "made_up": run.config["made_up"],
+        "caveat": published.ATTENTION,
+        "bytewise": run.input["tokenizer"] == "bytes",
+        "grams": run.model.embedding.s is not None,
+        "cut": focus.cut,
+        "read": sum(map(bool, focus.materials)),
+        "layers": layers,
+        "v": v,
+        "n": n,
+        "label": run.names[focus.label],
+        "logit": focus.logits[focus.label].item(),
+        "rise": focus.rise,
+        "total": focus.attribution.sum().item(),
+        "peak": max(abs(part) for word in letters for _, part in word) or 1,
+        "probability": focus.logits[focus.label].sigmoid().item(),
+        "labels": [(run.names[i], focus.logits[i].sigmoid().item()) for i in shown],
+        "alignment": own.mean().item(),
+        "strongest": int((focus.alignment.argmax(2) == torch.arange(v)).sum()),
+        "probes": PROBES,
+        "blocks": [range(start, min(start + rows, n)) for start in range(0, n, rows)],
+        "glyphs": [glyphs(each) for each in focus.materials],
+        "letters": letters,
+        "words": _words(focus),
+        "data": {
             "n": n,
             "v": v,
             "words": [_shown(each) for each in focus.materials],
             "attention": _whole(views.flatten(2)),
             "alignment": _whole(shares.flatten(1)),
         },
-    )
+    }
+    return page.render("focus.html.jinja", {"percent": percent, "signed": signed, "sha256": _sha256}, facts)
 
 
 def _whole(shares: Tensor) -> Any:

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 from great_tables import GT
 from markupsafe import Markup, escape
 
+from ewe import page
 from ewe.pipeline import card, charts
 from ewe.pipeline.charts import short
 from ewe.store import read_json
@@ -268,20 +268,11 @@ def _alerts(figures: Figures, several_first: int) -> list[dict[str, str]]:
 
 def draw(figures: Figures) -> str:
     """The text of report.html."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("ewe", "pipeline"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {"percent": percent, "digits": digits, "code": _code}
     drawings = {name: Markup(svg) for name, svg in _charts(figures).items()}  # noqa: S704  # matplotlib has escaped it
     found = {section for year in figures["sections"].values() for section in year}
     legend = {section: name for section, name in SECTIONS.items() if section in found}
-    return environment.get_template("report.html.jinja").render(
-        figures, charts=drawings, tables=_tables(figures), legend=legend
-    )
+    facts = {**figures, "charts": drawings, "tables": _tables(figures), "legend": legend}
+    return page.render("pipeline/report.html.jinja", {"percent": percent, "digits": digits, "code": _code}, facts)
 
 
 def _code(text: str) -> Markup:
