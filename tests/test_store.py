@@ -4,13 +4,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from ewe.errors import DataError, EweError, IncompleteError
-from ewe.store import MANIFEST, Store, publish, read_manifest, sha256_file, verify
+from ewe.store import MANIFEST, Files, Store, publish, read_manifest, sha256_file, verify
 
 
 def fill(store: Store, *names: str) -> None:
@@ -64,6 +65,44 @@ def test_an_interrupted_run_resumes_and_a_finished_one_says_so(tmp_path: Path) -
 
     assert sorted(read_manifest(folder, "raw")["files"]) == ["one", "three"]
     assert not (folder / ".work").exists()
+
+
+def write_part(out: Files, name: str, begun: list[str], broken: str) -> str:
+    if out.has(name):
+        return name
+    begun.append(name)
+    if name == broken:
+        raise OSError(name)
+    with out.write(name, {"rows": len(name)}) as temporary:
+        temporary.write_text(name)
+    return name
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_of_parts_that_fail_the_others_are_kept(tmp_path: Path, threads: int) -> None:
+    names = [f"part-{number}" for number in range(6)]
+    begun: list[str] = []
+    ended: list[int] = []
+    for broken in ("part-2", ""):
+        with Store(tmp_path, "raw", {}) as store, ThreadPoolExecutor(threads) as pool:
+            arguments = [(name, begun, broken) for name in names]
+            if broken:
+                with pytest.raises(OSError, match=broken):
+                    store.parts(pool, write_part, arguments, ended.append)
+                kept = set(store.manifest["files"])
+                assert {"part-0", "part-1"} <= kept == set(begun) - {broken}
+            else:
+                begun.clear()
+                ended.clear()
+                assert store.parts(pool, write_part, arguments, ended.append) == names
+                assert set(begun) == set(names) - kept
+                assert sorted(ended) == list(range(6))
+                store.finish()
+
+    assert {name: record["rows"] for name, record in read_manifest(tmp_path, "raw")["files"].items()} == dict.fromkeys(
+        names, 6
+    )
+    verify(tmp_path)
 
 
 def test_the_manifest_of_a_resumed_run_equals_that_of_one_run(tmp_path: Path) -> None:
