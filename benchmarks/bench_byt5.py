@@ -98,6 +98,8 @@ def best(works: dict[str, Callable[[], None]], rounds: int, device: torch.device
 
     repeats = {}
     for name, work in works.items():
+        if device.type == "cuda":
+            torch.cuda.empty_cache()  # all variants lie on the card at once
         work()
         started = clock()
         work()

@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-from ewe import bert, predict
+from ewe import bert, fast, predict
 from ewe.compute import Compute
 from ewe.config import TrainConfig
 from ewe.store import Store, sha256_json
@@ -229,6 +230,7 @@ def main() -> None:
         for _ in range(sizes["rounds"]):
             for name, work in works.items():
                 rates[name].append(work())
+                print(f"{name}: {rates[name][-1]:,.1f} texts/s", file=sys.stderr, flush=True)
         calls = {"plain": float("inf"), **({"compiled": 0.0} if card else {})}
         for name, many in calls.items():
             torch.compiler.reset()
@@ -240,6 +242,7 @@ def main() -> None:
     limit = PEAK / flops(layers, w)
     result = {
         "compute": str(compute),
+        "compiled": card and fast.compiles(compute.device),
         "threads": torch.get_num_threads(),
         "load": os.getloadavg(),
         "sizes": {**sizes, "batch": batch, "u": u, "v": v, "labels": L},

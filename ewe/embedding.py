@@ -38,14 +38,21 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        ids, grad = ctx.saved_tensors[0].flatten(), grads[0].flatten(0, -2)
-        if grad.is_cuda:  # a matrix product: no atomics
-            alphabet = torch.arange(ALPHABET, device=ids.device, dtype=ids.dtype)
-            total = (ids == alphabet[:, None]).to(grad.dtype) @ grad
-        else:
-            total = grad.new_zeros(ALPHABET, grad.shape[-1]).index_add_(0, ids.long(), grad)
+        ids, grad = ctx.saved_tensors[0].flatten(1), grads[0].flatten(1, -2)
+        total = sum_by_products(ids, grad) if grad.is_cuda else sum_by_index(ids, grad)
         total[0] = 0  # padding stays the zero vector
         return total, None
+
+
+def sum_by_index(ids: Tensor, grad: Tensor) -> Tensor:
+    """Vectors grad (B, m, c) summed by their ids (B, m): (256, c)."""
+    return grad.new_zeros(ALPHABET, grad.shape[-1]).index_add_(0, ids.flatten().long(), grad.flatten(0, 1))
+
+
+def sum_by_products(ids: Tensor, grad: Tensor) -> Tensor:
+    """As `sum_by_index`, without atomics: a product a text, as one of all texts would keep few processors busy."""
+    alphabet = torch.arange(ALPHABET, device=ids.device, dtype=ids.dtype)
+    return ((ids[:, None] == alphabet[:, None]).to(grad.dtype) @ grad).sum(0)
 
 
 class ElementwiseEmbedding(nn.Module):

@@ -19,6 +19,7 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,11 @@ class Graphed:
         for group in self.optimizer.param_groups:
             group["lr"].fill_(learning_rate)
         at = torch.from_numpy(rows)
+        if self.compute.device.type == "cuda":
+            at = at.pin_memory()
         if not self.on_card or len(rows) != len(self.rows):
-            return self._step(at.to(self.compute.device))
-        self.rows.copy_(at.pin_memory(), non_blocking=True)
+            return self._step(at.to(self.compute.device, non_blocking=True))
+        self.rows.copy_(at, non_blocking=True)
         if self._graph is None:
             self._capture()
         self._graph.replay()  # type: ignore[union-attr]
@@ -184,7 +187,9 @@ class Graphed:
         }
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            # Compiling advises TF32 wherever a product is in fp32, as the elements' gradients mean to be.
+            warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)
             for _ in range(WARM_UP):
                 self._step(self.rows)
         torch.cuda.current_stream(device).wait_stream(stream)

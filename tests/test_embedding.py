@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ewe.embedding import ElementwiseEmbedding, TokenEmbedding, attention_mask
+from ewe.embedding import ALPHABET, ElementwiseEmbedding, TokenEmbedding, attention_mask, sum_by_index, sum_by_products
 
 cuda = pytest.param(
     "cuda",
@@ -87,6 +87,17 @@ def test_gradient_of_a_whole_batch(device: str):
     np.add.at(slow, ids.cpu().numpy().reshape(-1), gradient.cpu().numpy().reshape(-1, 8))
     slow[0] = 0
     np.testing.assert_allclose(embedding.elements.grad.cpu(), slow, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("way", [sum_by_index, sum_by_products])
+def test_both_ways_to_sum_by_id_are_the_sum(way):
+    ids, grad = draw_ids((3, 40)), torch.randn(3, 40, 5, dtype=torch.float64)
+    expected = torch.zeros(ALPHABET, 5, dtype=torch.float64)
+    for text in range(3):
+        for i in range(40):
+            expected[int(ids[text, i])] += grad[text, i]
+
+    torch.testing.assert_close(way(ids, grad), expected)
 
 
 def test_padding_stays_zero_through_training():

@@ -20,6 +20,9 @@ from ewe.train import Stepper, adamw, train_model
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, CARD])]
+TORCHS_OWN = pytest.mark.filterwarnings(  # what torch says of its own compiling
+    "ignore:.*should not be instantiated:DeprecationWarning", "ignore:.*script_method:DeprecationWarning"
+)
 SIZES = Sizes(u=8, v=4, vocabulary=256, labels=6, layers=2, width=32, dropout=0.0, init_std=0.1)
 
 
@@ -64,7 +67,7 @@ def test_resident_rows_are_the_splits(split: Split, device: str):
 )
 @pytest.mark.parametrize("clip", [0.0, 0.05])
 @pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 1e-3)])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch's own tracing
+@TORCHS_OWN
 def test_steps_equal_the_plain_ones(
     split: Split, device: str, backend: str | None, clip: float, precision: str, error: float
 ):
@@ -126,6 +129,7 @@ def test_what_the_card_serves_and_what_not(split: Split):
 
 @CARD
 @pytest.mark.cuda
+@TORCHS_OWN
 def test_resume_on_the_fast_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tensors = write_tensors(tmp_path / "tensors", {"train": 70})
     how = {"preset": "tiny", "layers": 1, "width": 8, "heads": 2, "dropout": 0.2, "epochs": 3, "min_steps": 0}
