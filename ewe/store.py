@@ -15,14 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, as_completed, wait
+from concurrent.futures import Executor, as_completed, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
@@ -67,7 +68,8 @@ def _fsync(path: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
+    """A name that no other writer has."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 @contextmanager
@@ -78,7 +80,6 @@ def publish(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
-    _remove(temporary)
     try:
         yield temporary
         for part in sorted(temporary.rglob("*")) if temporary.is_dir() else ():
@@ -123,6 +124,14 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is not valid JSON ({error}); remove its folder and make it again.") from None
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """What a manifest says, whole or not; DataError where it is none."""
+    found = read_json(path)
+    if not (isinstance(found, dict) and {"kind", "complete", "config", "files"} <= found.keys()):
+        raise DataError(f"{path} is no manifest; remove its folder and make it again.")
+    return found
+
+
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     """The manifest of a finished folder of this kind ("raw", "dataset", ...).
 
@@ -133,11 +142,9 @@ def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
     path = folder / MANIFEST
     if not path.is_file():
         raise DataError(f"{folder} is not a {kind} folder (no {MANIFEST} in it); make one with {MADE_BY[kind]}.")
-    manifest: dict[str, Any] = read_json(path)
-    if manifest.get("kind") != kind:
-        raise DataError(
-            f"{folder} is a {manifest.get('kind')} folder, not a {kind} one; make one with {MADE_BY[kind]}."
-        )
+    manifest = _read(path)
+    if manifest["kind"] != kind:
+        raise DataError(f"{folder} is a {manifest['kind']} folder, not a {kind} one; make one with {MADE_BY[kind]}.")
     if not manifest["complete"]:
         raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[kind]} again, it goes on from there.")
     for name, record in manifest["files"].items():
@@ -152,14 +159,25 @@ class Files:
     Args:
         folder: the store's, under the same path everywhere.
         finished: names of the files that need not be written again.
+        show: called with rows as they are done; in another process there is none.
+        stop: set when the part is to end; in another process there is none.
 
     Attributes:
         facts: of each file that has been written, by name.
+        rows: that are done and have not been shown.
     """
 
-    def __init__(self, folder: Path, finished: frozenset[str]) -> None:
+    def __init__(
+        self, folder: Path, finished: frozenset[str], show: Callable[[int], object], stop: threading.Event
+    ) -> None:
         self.folder, self._finished = folder, finished
+        self._here: tuple[Callable[[int], object], threading.Event] | None = (show, stop)
         self.facts: dict[str, dict[str, Any]] = {}
+        self.rows = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that another process can use."""
+        return {**vars(self), "_here": None}
 
     def has(self, name: str) -> bool:
         """As Store.has."""
@@ -172,11 +190,29 @@ class Files:
             yield temporary
         self.facts[name] = {**(facts or {})}
 
+    def advance(self, rows: int) -> None:
+        """Count rows as done; KeyboardInterrupt where the step has been interrupted."""
+        if self._here is None:
+            self.rows += rows
+            return
+        show, stop = self._here
+        if stop.is_set():
+            raise KeyboardInterrupt
+        show(rows)
 
-def _part(
-    work: Callable[..., Result], files: Files, arguments: tuple[Any, ...]
-) -> tuple[Result, dict[str, dict[str, Any]]]:
-    return work(files, *arguments), files.facts
+
+class Done(NamedTuple, Generic[Result]):
+    """A part of a step that has ended."""
+
+    result: Result
+    facts: dict[str, dict[str, Any]]
+    """of the files that it has written"""
+    rows: int
+    """that have not been shown"""
+
+
+def _part(work: Callable[..., Result], files: Files, arguments: tuple[Any, ...]) -> Done[Result]:
+    return Done(work(files, *arguments), files.facts, files.rows)
 
 
 class Store:
@@ -217,7 +253,7 @@ class Store:
             ) from None
         try:
             self._resume()
-        except EweError:
+        except BaseException:
             self._lock.release()
             raise
         return self
@@ -225,9 +261,12 @@ class Store:
     def _resume(self) -> None:
         path = self.folder / MANIFEST
         if path.is_file():
-            found = read_json(path)
-            if found.get("kind") != self.manifest["kind"]:
-                raise DataError(f"{self.folder} already is a {found.get('kind')} folder; choose another.")
+            found = _read(path)
+            if found["kind"] != self.manifest["kind"]:
+                raise DataError(f"{self.folder} already is a {found['kind']} folder; choose another.")
+            if found.pop("failed", False) and found["config"] != self.manifest["config"]:
+                self._discard(found["files"])
+                return
             self._refuse_other(found["config"])
             whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
             complete = found["complete"] and len(whole) == len(found["files"])
@@ -235,10 +274,13 @@ class Store:
             self.manifest |= {"files": whole, "complete": complete}
             if complete:
                 self._tidy()
+                return
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
             raise DataError(f"{self.folder} holds files but no {MANIFEST}; choose an empty folder.")
         for left_over in self.folder.rglob(".*.tmp"):
-            _remove(left_over)
+            within = left_over.relative_to(self.folder).parents[:-1]
+            if not any((self.folder / folder / LOCK).exists() for folder in within):
+                _remove(left_over)
 
     def _refuse_other(self, found: Mapping[str, Any]) -> None:
         config = self.manifest["config"]
@@ -254,16 +296,21 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, DataError) and all(name.startswith(".") for name in self.manifest["files"]):
-            self._discard()
+        files = self.manifest["files"]
+        if isinstance(error, DataError) and all(name.startswith(".") for name in files):
+            if files:  # what is done need not be done again, should the same input come back mended
+                self.manifest["failed"] = True
+                self._save()
+            else:
+                self._discard({})
         self._lock.release()
         if not any(entry.name != LOCK for entry in self.folder.iterdir()):
             _remove(self.folder)
 
-    def _discard(self) -> None:
+    def _discard(self, files: Iterable[str]) -> None:
         """Bad input has made nothing final: leave no state behind that another try would stumble on."""
         empty = {entry.name for entry in self.folder.iterdir() if entry.is_dir() and not any(entry.iterdir())}
-        for name in {name.split("/")[0] for name in self.manifest["files"]} | {MANIFEST} | empty:
+        for name in {name.split("/")[0] for name in files} | {MANIFEST} | empty:
             _remove(self.folder / name)
 
     @property
@@ -300,7 +347,7 @@ class Store:
         pool: Executor,
         work: Callable[..., Result],
         arguments: Iterable[tuple[Any, ...]],
-        done: Callable[[int], object],
+        show: Callable[[int], object],
     ) -> list[Result]:
         """Do the parts of a step in a pool, and record what each has written when it ends.
 
@@ -308,31 +355,32 @@ class Store:
             pool: of threads, processes or machines, which see the folder under the same path.
             work: a module's function, called as work(files: Files, *arguments).
             arguments: of each part.
-            done: called with a part's number, counted from 0, when it has ended.
+            show: called with the rows that are done, by threads as they go, of other processes when a part has ended.
 
         Returns:
             What `work` returned of each part, in their order.
         """
         self._begin()
-        finished = frozenset(self.manifest["files"])
-        futures = {
-            pool.submit(_part, work, Files(self.folder, finished), each): number
-            for number, each in enumerate(arguments)
-        }
+        finished, stop = frozenset(self.manifest["files"]), threading.Event()
+        futures = [pool.submit(_part, work, Files(self.folder, finished, show, stop), each) for each in arguments]
         waiting = set(futures)
         try:
             for future in as_completed(futures):
-                self._record_part(future)
+                done = future.result()
+                self._record_part(done)
                 waiting.remove(future)
-                done(futures[future])
-        finally:  # of a failure or a signal: what is at work ends, and is not done again
+                show(done.rows)
+        except KeyboardInterrupt:
+            stop.set()
+            raise
+        finally:  # of a failure: what is at work ends, and is not done again
             for future in wait([future for future in waiting if not future.cancel()]).done:
                 if not future.exception():
-                    self._record_part(future)
-        return [future.result()[0] for future in futures]
+                    self._record_part(future.result())
+        return [future.result().result for future in futures]
 
-    def _record_part(self, future: Future[tuple[Any, dict[str, dict[str, Any]]]]) -> None:
-        for name, facts in future.result()[1].items():
+    def _record_part(self, done: Done[Any]) -> None:
+        for name, facts in done.facts.items():
             self.record(name, facts)
 
     def record(self, name: str, facts: Mapping[str, Any] | None = None) -> None:
@@ -453,7 +501,7 @@ def verify(folder: Path) -> dict[str, int]:
     """
     if not (folder / MANIFEST).is_file():
         raise DataError(f"{folder} has no {MANIFEST}; point to a folder that one of the commands made.")
-    manifests = {name: read_json(folder / name) for name in _manifests(folder)}
+    manifests = {name: _read(folder / name) for name in _manifests(folder)}
     bad = [name for name, manifest in manifests.items() if not is_sealed(folder / name, manifest)]
     if not bad:
         records = {name: record for each in manifests for name, record in _records(each, manifests[each]).items()}

@@ -31,8 +31,10 @@ class Cluster(Executor):
     """Ray's tasks as an executor."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Start a task."""
-        return call.remote(function, *arguments).future()
+        """Start a task; it cannot be cancelled, as it may be at work."""
+        future = call.remote(function, *arguments).future()
+        future.cancel = lambda: False
+        return future
 
 
 def main(raw: Path, dataset: Path, tensors: Path, workers: int | None = None) -> None:

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -68,6 +69,7 @@ def test_an_interrupted_run_resumes_and_a_finished_one_says_so(tmp_path: Path) -
 
 
 def write_part(out: Files, name: str, begun: list[str], broken: str) -> str:
+    out.advance(1)
     if out.has(name):
         return name
     begun.append(name)
@@ -96,13 +98,72 @@ def test_of_parts_that_fail_the_others_are_kept(tmp_path: Path, threads: int) ->
                 ended.clear()
                 assert store.parts(pool, write_part, arguments, ended.append) == names
                 assert set(begun) == set(names) - kept
-                assert sorted(ended) == list(range(6))
+                assert sum(ended) == 6
                 store.finish()
 
     assert {name: record["rows"] for name, record in read_manifest(tmp_path, "raw")["files"].items()} == dict.fromkeys(
         names, 6
     )
     verify(tmp_path)
+
+
+def go_on_until_stopped(out: Files, begun: threading.Event) -> None:
+    for _ in range(1_000_000_000):
+        out.advance(1)
+        begun.set()
+
+
+def interrupted(out: Files, begun: threading.Event) -> None:
+    begun.wait()
+    raise KeyboardInterrupt
+
+
+def either(out: Files, number: int, begun: threading.Event) -> None:
+    (go_on_until_stopped, interrupted)[number](out, begun)
+
+
+def test_an_interrupt_ends_the_parts_at_work(tmp_path: Path) -> None:
+    begun = threading.Event()
+    with pytest.raises(KeyboardInterrupt), Store(tmp_path, "raw", {}) as store, ThreadPoolExecutor(2) as pool:
+        store.parts(pool, either, [(0, begun), (1, begun)], lambda _: None)
+
+
+def test_two_writers_of_one_file_leave_a_whole_one(tmp_path: Path) -> None:
+    with publish(tmp_path / "out") as one:
+        one.write_text("one")
+        with publish(tmp_path / "out") as other:
+            other.write_text("other")
+        assert (tmp_path / "out").read_text() == "other"
+
+    assert (tmp_path / "out").read_text() == "one"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_commands_temporaries_stay(tmp_path: Path, finished: bool) -> None:
+    """A folder inside may be in the making; in a finished one somebody may be writing what was read from it."""
+    with Store(tmp_path, "dataset", {}) as store:
+        fill(store, "one")
+        if finished:
+            store.finish()
+    beside = tmp_path / ".predictions.tmp"
+    beside.write_text("half")
+    with Store(tmp_path / "duplicates", "duplicates", {}) as inner, inner.write(".work/two") as temporary:
+        temporary.write_text("half")
+        with Store(tmp_path, "dataset", {}):
+            assert temporary.exists()
+            assert beside.exists() == finished
+
+
+@pytest.mark.parametrize("text", ["null", "[]", '{"kind": "raw"}'])
+def test_json_that_is_no_manifest_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    for use in (lambda: read_manifest(tmp_path, "raw"), lambda: verify(tmp_path), Store(tmp_path, "raw", {}).__enter__):
+        with pytest.raises(DataError, match="is no manifest"):
+            use()
+    (tmp_path / MANIFEST).unlink()
+    with Store(tmp_path, "raw", {}):  # nobody holds the lock
+        pass
 
 
 def test_the_manifest_of_a_resumed_run_equals_that_of_one_run(tmp_path: Path) -> None:
@@ -183,11 +244,29 @@ def test_left_over_temporaries_go_and_a_cut_file_is_redone(tmp_path: Path) -> No
 
 
 def test_bad_input_leaves_no_state_behind(tmp_path: Path) -> None:
-    with pytest.raises(DataError), Store(tmp_path / "raw", "raw", {}) as store:
-        fill(store, ".work/one")
+    with pytest.raises(DataError), Store(tmp_path / "raw", "raw", {}):
         raise DataError("no grant in the window")
 
     assert not (tmp_path / "raw").exists()
+
+
+@pytest.mark.parametrize("mended", [True, False])
+def test_work_before_bad_input_is_kept_for_the_same_input_alone(tmp_path: Path, mended: bool) -> None:
+    with pytest.raises(DataError), Store(tmp_path, "raw", {"input": 1}) as store:
+        fill(store, ".work/one")
+        raise DataError("the second week is broken")
+    with pytest.raises(IncompleteError):
+        read_manifest(tmp_path, "raw")
+
+    with Store(tmp_path, "raw", {"input": 1 if mended else 2}) as store:
+        assert store.has(".work/one") == mended
+        fill(store, ".work/one", "two")
+        store.finish()
+
+    manifest = read_manifest(tmp_path, "raw")
+    assert list(manifest["files"]) == ["two"]
+    assert "failed" not in manifest
+    verify(tmp_path)
 
 
 def test_verify_names_what_changed(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8, pool: Executor | None =
         parts = _parts(dataset, source)
         total = sum(part.rows for part in parts)
         with bar("sign", total, "rows") as advance, nullcontext(pool) if pool else ThreadPoolExecutor(WORKERS) as each:
-            store.parts(each, _sign, [(part,) for part in parts], lambda number: advance(parts[number].rows))
+            store.parts(each, _sign, [(part,) for part in parts], advance)
         text_of = _collapse(store, parts)
         firsts = np.flatnonzero(text_of == np.arange(total))  # of each distinct text its first row
         banded = [minhash.buckets(keys) for keys in _band_keys(store, parts, firsts, bands, rows)]
@@ -211,6 +211,7 @@ def _sign(out: Files, part: Part) -> None:
     """Signature and digest of each row, side by side in uint32."""
     name = _part_name(part)
     if out.has(name):
+        out.advance(part.rows)
         return
     signed = np.empty((part.rows, PERMUTATIONS + DIGEST // 4), np.uint32)
     at = 0
@@ -221,6 +222,7 @@ def _sign(out: Files, part: Part) -> None:
         digests = b"".join(blake2b(text.as_buffer(), digest_size=DIGEST).digest() for text in lowered)
         rows[:, PERMUTATIONS:] = np.frombuffer(digests, np.uint32).reshape(-1, DIGEST // 4)
         at += batch.num_rows
+        out.advance(batch.num_rows)
     with out.write(name, {"rows": part.rows}) as temporary, temporary.open("wb") as file:
         np.save(file, signed)
 

@@ -109,7 +109,8 @@ def encode_folder(
                 if pool:
                     _encode_parts(store, pool, opened, name, split, form, advance)
                 else:
-                    _encode_split(store, opened, name, split, form, advance)
+                    with ThreadPoolExecutor(1) as alone:
+                        store.parts(alone, _encode_split, [(opened, name, split, form)], advance)
         store.write_json("meta.json", _meta(store, opened, known, splits, form))
         facts = {name: _facts(store, name) for name in splits}
         left_out = {name: fact["labels_left_out"] for name, fact in facts.items() if fact["labels_left_out"]}
@@ -213,20 +214,12 @@ def _layout(split: Split, form: Form) -> dict[str, tuple[DTypeLike, tuple[int, .
     }
 
 
-def _encode_split(
-    out: Store | Files,
-    source: Source,
-    name: str,
-    split: Split,
-    form: Form,
-    advance: Callable[[int], object] = int,
-    folder: str = "",
-) -> int:
-    """Write a split's files in one pass, unless an earlier run has written them all; returns its texts."""
+def _encode_split(out: Files, source: Source, name: str, split: Split, form: Form, folder: str = "") -> None:
+    """Write a split's files in one pass, unless an earlier run has written them all."""
     layout = _layout(split, form)
     names = {part: f"{folder}{name}.{part}.npy" for part in layout}
     if all(map(out.has, names.values())):
-        return split.rows
+        return
     facts: dict[str, dict[str, int]] = {part: {} for part in layout}
     with ExitStack() as stack:
         arrays = Arrays(*(stack.enter_context(_grow(out, names[part], *layout[part], facts[part])) for part in layout))
@@ -239,7 +232,7 @@ def _encode_split(
             arrays.append(batch, encoded)
             counts += encoded.counts
             left_out += batch.left_out
-            advance(len(batch.texts))
+            out.advance(len(batch.texts))
         for each in facts.values():
             each["rows"] = arrays.encoded.rows
         facts[form.part] |= {
@@ -248,7 +241,6 @@ def _encode_split(
             "labels_left_out": left_out,
             "leaks_dropped": split.leaks_dropped,
         }
-    return arrays.encoded.rows
 
 
 def _encode_parts(
@@ -266,8 +258,8 @@ def _encode_parts(
         return
     shards = source.parts(name)
     folders = [f".parts/{name}-{number}/" for number in range(len(shards))]
-    work = [(shard, name, split, form, int, folder) for shard, folder in zip(shards, folders, strict=True)]
-    store.parts(pool, _encode_split, work, lambda _: None)
+    work = [(shard, name, split, form, folder) for shard, folder in zip(shards, folders, strict=True)]
+    store.parts(pool, _encode_split, work, advance)
     for file, kind in layout.items():
         records = [store.manifest["files"][folder + file] for folder in folders]
         facts = {key: sum(record[key] for record in records) for key in records[0] if key not in ("size", "sha256")}
@@ -279,7 +271,6 @@ def _encode_parts(
                 starts = file.endswith("indptr.npy")  # each shard's begin at 0
                 array.append(rows[bool(array.rows) :] + end if starts else rows)
                 end += rows[-1] if starts else 0
-    advance(split.rows)
 
 
 class Encoded(NamedTuple):
@@ -383,7 +374,7 @@ class GrowingArray:
 
 @contextmanager
 def _grow(
-    out: Store | Files, name: str, dtype: DTypeLike, tail: tuple[int, ...], facts: Mapping[str, int]
+    out: Files | Store, name: str, dtype: DTypeLike, tail: tuple[int, ...], facts: Mapping[str, int]
 ) -> Iterator[GrowingArray]:
     with out.write(name, facts) as path, path.open("wb") as file:
         array = GrowingArray(file, dtype, tail)

@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 
 from ewe.errors import DataError
 from ewe.pipeline import card, codes, schema, stats
-from ewe.pipeline.runs import RowGroups, row_groups
+from ewe.pipeline.runs import KEY, RowGroups, merge, row_groups
 from ewe.pipeline.shards import WRITTEN, open_shard
-from ewe.pipeline.split import PAPER, Splits, assign_split
+from ewe.pipeline.split import PAPER, Splits
 from ewe.progress import bar, say, warn
 from ewe.store import Files, Store, read_json, read_manifest, sha256_json
 from ewe.text import join_claims_batch
@@ -160,7 +160,7 @@ def relabel_folder(
             bar("relabel", rows, "rows") as advance,
             nullcontext(pool) if pool else ThreadPoolExecutor(WORKERS) as each,
         ):
-            made = store.parts(each, _write_shard, work, lambda number: advance(shards[number].rows))
+            made = store.parts(each, _write_shard, work, advance)
         for shard, tally in zip(shards, made, strict=True):
             tallies[shard.split].merge(tally)
         _write_dropped(store, shards, months, splits)
@@ -222,7 +222,7 @@ def _by_date(month: Path) -> Iterator[pa.Table]:
         order = np.argsort(days[late], kind="stable")
         held, held_days = _rows(file, late).take(order), days[late][order]
         begin = out = 0
-        for batch in file.iter_batches(CHUNK, use_threads=False):
+        for batch in file.iter_batches(CHUNK, columns=schema.RAW.names, use_threads=False):
             here = slice(begin, begin + batch.num_rows)
             begin = here.stop
             table = pa.Table.from_batches([batch])
@@ -244,12 +244,14 @@ def _by_date(month: Path) -> Iterator[pa.Table]:
 
 def _rows(file: pq.ParquetFile, wanted: NDArray[np.bool_]) -> pa.Table:
     """Some rows of a file (N,), in its order; row groups without any are not read."""
-    tables = [file.schema_arrow.empty_table()]
+    columns = [name for name in file.schema_arrow.names if name in schema.RAW.names]
+    tables = [file.schema_arrow.empty_table().select(columns)]
     begin = 0
     for group in range(file.num_row_groups):
         end = begin + file.metadata.row_group(group).num_rows
         if wanted[begin:end].any():
-            tables.append(file.read_row_group(group, use_threads=False).filter(pa.array(wanted[begin:end])))
+            table = file.read_row_group(group, columns=columns, use_threads=False)
+            tables.append(table.filter(pa.array(wanted[begin:end])))
         begin = end
     return pa.concat_tables(tables)
 
@@ -369,6 +371,7 @@ def _write_shard(out: Files, shard: Shard, how: How, labels: dict[str, list[str]
             with open_shard(out.folder / name, schema.DATASET) as file:
                 for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
                     tally.add(pa.Table.from_batches([batch]), config)
+        out.advance(shard.rows)
         return tally
     facts = {config: {"rows": 0, "arrow_bytes": 0} for config in CONFIGS}
     facts["relabeled"]["several_first"] = 0
@@ -376,6 +379,7 @@ def _write_shard(out: Files, shard: Shard, how: How, labels: dict[str, list[str]
 
     def rows() -> Iterator[tuple[str, pa.Table]]:
         for raw in row_groups(itertools.chain.from_iterable(map(_by_date, shard.months)), CHUNK):
+            out.advance(raw.num_rows)
             mine = _within(raw, how.splits[shard.split])
             if not mine.any():
                 continue
@@ -399,7 +403,7 @@ def _write_shard(out: Files, shard: Shard, how: How, labels: dict[str, list[str]
         for config, table in _ahead(groups()):
             files[config].write_table(table, row_group_size=ROW_GROUP)
     with out.write(shard.dropped) as temporary:
-        pq.write_table(pa.concat_tables(dropped), temporary, **WRITTEN)
+        pq.write_table(pa.concat_tables(dropped).sort_by(KEY), temporary, row_group_size=ROW_GROUP, **WRITTEN)
     return tally
 
 
@@ -486,17 +490,33 @@ def _write_dropped(store: Store, shards: list[Shard], months: Iterable[Path], sp
     name = "dropped.parquet"
     if store.has(name):
         return
-    tables = [pl.DataFrame(pq.read_table(store.folder / shard.dropped)) for shard in shards]
-    for month in months:
-        if any(_holds(window, month) for window in splits.values()):
-            continue
-        with open_shard(month, schema.RAW) as file:
-            rows = pl.DataFrame(file.read(["publication_number", "grant_date"]))
-        outside = assign_split(rows, splits).filter(pl.col("split").is_null())
-        tables.append(outside.select("publication_number", reason=pl.lit("outside_split")))
-    table = pl.concat(tables).sort("publication_number").to_arrow()
-    with store.write(name, {"rows": len(table)}) as temporary:
-        pq.write_table(table.cast(schema.DROPPED), temporary, **WRITTEN)
+    outside = [month for month in months if not any(_holds(window, month) for window in splits.values())]
+    runs = [
+        *(_dropped(store.folder / shard.dropped) for shard in shards),
+        *(_outside(each, splits) for each in outside),
+    ]
+    facts = {"rows": 0}
+    with store.write(name, facts) as temporary, pq.ParquetWriter(temporary, schema.DROPPED, **WRITTEN) as writer:
+        for table in row_groups(merge(runs), ROW_GROUP):
+            writer.write_table(table)
+            facts["rows"] += table.num_rows
+
+
+def _dropped(path: Path) -> Iterator[pa.Table]:
+    """The rows that a shard's months drop, by number."""
+    with open_shard(path, schema.DROPPED) as file:
+        for batch in file.iter_batches(ROW_GROUP, use_threads=False):
+            yield pa.Table.from_batches([batch])
+
+
+def _outside(month: Path, splits: Splits) -> Iterator[pa.Table]:
+    """A month's rows that are in no split, as dropped ones, by number."""
+    with open_shard(month, schema.RAW) as file:
+        for batch in file.iter_batches(ROW_GROUP, columns=["publication_number", "grant_date"], use_threads=False):
+            within = np.logical_or.reduce([_within(pa.Table.from_batches([batch]), each) for each in splits.values()])
+            numbers = batch.column("publication_number").filter(pa.array(~within))
+            if len(numbers):
+                yield pa.table([numbers, pa.repeat("outside_split", len(numbers))], schema=schema.DROPPED)
 
 
 def _assert_nothing_lost(store: Store, rows: int) -> None:
