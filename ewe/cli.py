@@ -51,7 +51,7 @@ data = typer.Typer(help="Patents from a SQL query to a relabeled dataset and its
 ewe = typer.Typer(help="Train, evaluate and use models that read words as letters.", **SETTINGS)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no messages.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no news; warnings stay.")]
 
 
 def _date(value: str | dt.date) -> dt.date:
@@ -97,11 +97,7 @@ def _command(
             as_json = options.pop("as_json")
             progress.set_quiet(options.pop("quiet"))
             signal.signal(signal.SIGTERM, _terminate)
-            summary = _run(function, options)
-            if summary.get("made_up"):
-                progress.say("These patents are made up: the figures show that the path works, nothing about patents.")
-            if summary:  # of several processes that train, the first alone has one
-                print(json.dumps(summary, ensure_ascii=False, default=str) if as_json else render(summary))
+            _run(functools.partial(_tell, function, options, _as_json if as_json else render))
 
         switches = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
@@ -116,10 +112,25 @@ def _command(
     return register
 
 
-def _run(function: Callable[..., dict[str, Any]], options: dict[str, Any]) -> dict[str, Any]:
-    """Call a command's function; a failure the user can mend is one sentence and its exit code."""
+def _as_json(summary: dict[str, Any]) -> str:
+    return json.dumps(summary, ensure_ascii=False, default=str)
+
+
+def _tell(
+    function: Callable[..., dict[str, Any]], options: dict[str, Any], render: Callable[[dict[str, Any]], str]
+) -> None:
+    """Call a command's function and print its summary."""
+    summary = function(**options)
+    if summary.get("made_up"):
+        progress.say("These patents are made up: the figures show that the path works, nothing about patents.")
+    if summary:  # of several processes that train, the first alone has one
+        print(render(summary), flush=True)
+
+
+def _run(work: Callable[[], None]) -> None:
+    """Do a command's work; a failure the user can mend is one sentence and its exit code."""
     try:
-        return function(**options)
+        return work()
     except EweError as error:
         message, code = str(error), error.exit_code
     except ModuleNotFoundError as error:
@@ -127,6 +138,9 @@ def _run(function: Callable[..., dict[str, Any]], options: dict[str, Any]) -> di
         if not extra:
             raise
         message, code = f"This needs {error.name}; run: pip install 'ewe-patents[{extra}]'.", UsageError.exit_code
+    except BrokenPipeError:  # who reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return None
     except OSError as error:
         message, code = f"{error.filename or 'A file'}: {error.strerror or error}; check the path and the disk.", 1
     except KeyboardInterrupt:
@@ -514,7 +528,7 @@ def compare(
 @_command(ewe)
 def focus(
     run: Run,
-    text: Annotated[str, typer.Argument(help="The text itself, a .txt file of it, or - for stdin.")],
+    text: Annotated[str, typer.Argument(help="The text itself, a file of it, or - for stdin.")],
     out: Annotated[Path, typer.Option(help="Page to write: .html.")],
     label: Annotated[str | None, typer.Option(help="Explain this label; default: the most probable.")] = None,
     device: Device = "auto",
@@ -543,10 +557,12 @@ def _render_info(report: dict[str, Any]) -> str:
 def info(
     run: Annotated[Path | None, typer.Argument(help="Folder that train made; none: the paper's Table 1.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every model.")] = False,
-    model: Annotated[str, typer.Option(help="Which model, without a RUN.")] = "bert-ewe",
-    labels: Annotated[int, typer.Option(min=1, help="L, without a RUN.")] = 1328,
+    model: Annotated[str | None, typer.Option(help="Which model, without a RUN; default: bert-ewe.")] = None,
+    labels: Annotated[int | None, typer.Option(min=1, help="L, without a RUN; default: the paper's 1328.")] = None,
 ) -> dict[str, Any]:
     """Say what a run is, or how large a model is beside the paper's Table 1."""
     from ewe import models
 
-    return models.info_run(run) if run else models.info(None if every else model, labels)
+    if run and (every or model or labels):
+        raise UsageError("--all, --model and --labels are for models without a RUN; leave them or RUN out.")
+    return models.info_run(run) if run else models.info(None if every else model or "bert-ewe", labels or 1328)

@@ -9,6 +9,7 @@ from typing import Self
 
 import torch
 
+from ewe.config import DEVICES, PRECISIONS
 from ewe.errors import UsageError
 
 
@@ -26,8 +27,11 @@ class Compute:
         Of several cards, a process that torchrun started takes its own.
 
         Raises:
-            UsageError: a card is asked for that is not there, or fp16 on a CPU.
+            UsageError: a device or precision that there is not, a card that is not there, or fp16 on a CPU.
         """
+        for name, chosen, known in (("device", device, DEVICES), ("precision", precision, PRECISIONS)):
+            if chosen not in known:
+                raise UsageError(f"--{name} must be one of {', '.join(known)}, not {chosen}.")
         card = torch.cuda.is_available()
         if device == "auto":
             device = "cuda" if card else "cpu"

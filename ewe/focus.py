@@ -305,13 +305,14 @@ def _sha256(text: str) -> str:
 
 
 def read_text(text: str) -> str:
-    """The text itself; `-`: standard input; what ends in .txt: that file."""
+    """The text itself; `-`: standard input; a file's name, or what ends in .txt: that file."""
     if text == "-":
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]
         return sys.stdin.read()
-    if not text.endswith(".txt"):
+    named = len(text.encode(errors="replace")) < 256 and Path(text).is_file()  # longer names are none
+    if not named and not text.lower().endswith(".txt"):
         return text
-    if not Path(text).is_file():
+    if not named:
         raise DataError(f"{text} does not exist; name a text file, give the text itself, or - for standard input.")
     return Path(text).read_text(encoding="utf-8-sig", errors="replace")
 
@@ -321,7 +322,7 @@ def focus_text(run: Path, text: str, out: Path, label: str | None = None, device
 
     Args:
         run: folder that train made, of BERT over letters.
-        text: the text itself, a .txt file that holds it, or `-` for standard input.
+        text: the text itself, a file that holds it, or `-` for standard input.
         out: an .html file.
         label: what the letters are held responsible for; None for the most probable label.
         device: auto, cpu or cuda; in fp32 on each.

@@ -1,4 +1,4 @@
-"""Progress bars and messages: always on stderr, silent when quiet or not a terminal."""
+"""Progress bars and news on stderr, silent when quiet, bars without a terminal too; warnings stay."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
-from ewe.errors import DataError, EweError, IncompleteError
+from ewe.errors import DataError, EweError, IncompleteError, UsageError
 
 Result = TypeVar("Result")
 
@@ -286,7 +286,7 @@ class Store:
         config = self.manifest["config"]
         differing = [key for key in sorted({*found, *config}) if found.get(key) != config.get(key)]
         if differing:
-            what = "; ".join(f"{key} was {found.get(key)!r} and is now {config.get(key)!r}" for key in differing)
+            what = "; ".join(_difference(key, found.get(key), config.get(key)) for key in differing)
             raise DataError(f"{self.folder} was made differently ({what}); remove it or choose another folder.")
 
     def _whole(self, name: str, record: Mapping[str, Any]) -> bool:
@@ -475,6 +475,19 @@ class Store:
         facts = {name: value for name, value in self.manifest.items() if name not in ("released", "files")}
         files = {name: self.manifest[name] for name in ("released", "files") if name in self.manifest}
         publish_json(self.folder / MANIFEST, {**facts, "manifest_sha256": sha256_json(facts | files), **files})
+
+
+def _difference(name: str, was: Any, now: Any) -> str:
+    """What differs in a configuration; of mappings by name the names."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        return f"{name}: {', '.join(key for key in sorted({*was, *now}) if was.get(key, ...) != now.get(key, ...))}"
+    return f"{name} was {was!r} and is now {now!r}"
+
+
+def refuse_inside(out: Path, source: Path) -> None:
+    """UsageError where a folder would be made in another command's, whose checksums it would break."""
+    if (source / MANIFEST).is_file() and out.resolve().is_relative_to(source.resolve()):
+        raise UsageError(f"--out {out} lies in {source}; choose a folder beside it.")
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from ewe.distributed import ALONE, World
 from ewe.errors import DataError, EweError, IncompleteError
 from ewe.fast import Graphed, Resident
 from ewe.metrics import count, cross_entropy
-from ewe.store import Store, publish_json
+from ewe.store import Store, publish_json, refuse_inside
 
 LOG_EVERY = 10  # steps: how often losses leave the device, are looked at and written
 REPORTS = 20  # how often at most a run says how it does, held-out rows included: at the ends of epochs
@@ -52,12 +52,13 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
         A summary of the run; nothing in processes beside the first, which are quiet.
 
     Raises:
-        UsageError: the configuration cannot be.
+        UsageError: the configuration cannot be, or `out` lies in the tensors.
         DataError: the tensors hold nothing to learn, or `out` was made with another configuration.
         EweError: the loss is no longer finite; the evidence is in `out`.
     """
     config = configure(preset, **choices)
     compute = Compute.choose(config.device, config.precision)
+    refuse_inside(out, tensors)
     meta = Meta.read(tensors)
     network = models.find(config.model).network()
     split = Split.open(tensors, "train", meta, network.reads)
@@ -74,6 +75,9 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
             if not world.told(None):
                 _learn(out, config, compute, meta, split, rows, holdout, counts, shape, world)
             return {}
+        if config.holdout and not len(holdout):
+            kept = f"--holdout {config.holdout} keeps none of {len(rows):,} training rows apart"
+            progress.warn(f"{kept}: it goes by their names, which are few or all the same.")
         with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
             if world.told(store.finished):
                 progress.say(f"{out} is finished; nothing to do.")

@@ -160,6 +160,33 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(tmp_path: Path, table
     assert done.stderr.startswith("error: Cannot write to")
 
 
+def test_a_summary_that_finds_no_room_is_one_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [BIN / "ewe", "info", "--all"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+
+    assert done.returncode == 1
+    assert re.fullmatch("error: .*No space left on device.*\n", done.stderr)
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    with subprocess.Popen([BIN / "ewe", "info", "--all"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        command.stdout.close()
+        assert command.stderr.read() == b""
+
+    assert command.returncode == 0
+
+
+def test_info_of_a_run_takes_no_models_options(tmp_path: Path) -> None:
+    for options in (["--all"], ["--model", "bert-orig"], ["--labels", "10"]):
+        done = run("ewe", "info", tmp_path, *options, check=False)
+        assert (done.returncode, done.stderr) == (
+            2,
+            "error: --all, --model and --labels are for models without a RUN; leave them or RUN out.\n",
+        )
+
+
 def test_a_missing_extra_names_the_pip_command(tmp_path: Path) -> None:
     program = "import sys; sys.modules['torch'] = None\nfrom ewe.cli import ewe\newe(sys.argv[1:])"
     done = subprocess.run(

@@ -252,6 +252,9 @@ def test_text_may_be_a_file_or_standard_input(folder: Path, tmp_path: Path, monk
     expected = out.read_bytes()
     focus_text(folder, str(file), out, device="cpu")
     assert out.read_bytes() == expected
+    file.rename(tmp_path / "claims.md")  # any file that is there, rather than a text of its name
+    focus_text(folder, str(tmp_path / "claims.md"), out, device="cpu")
+    assert out.read_bytes() == expected
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     focus_text(folder, "-", out, device="cpu")
     assert out.read_bytes() == expected

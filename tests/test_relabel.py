@@ -58,6 +58,16 @@ PAPER = [
 ]
 
 
+def test_codes_need_not_say_whether_they_are_inventive() -> None:
+    codes = [
+        [{"code": "A01B1/00", "first": True}, {"code": "G06Q10/00", "first": False}],
+        [{"code": "H04L1/00", "first": None}],
+    ]
+    labelled = first_later(pl.DataFrame({"cpc": codes}))
+
+    assert labelled["label_names"].to_list() == [["First-A01B", "Later-G06Q"], None]
+
+
 def test_the_papers_example() -> None:
     frame = first_later(frame_of(PAPER))
 

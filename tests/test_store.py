@@ -195,6 +195,16 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path: Path) -> N
     assert "end" not in str(refused.value)
 
 
+def test_of_what_differs_in_a_mapping_the_names_are_told(tmp_path: Path) -> None:
+    with Store(tmp_path, "comparison", {"systems": {"a": {"size": 1}, "b": None}}) as store:
+        fill(store, "one")
+    with (
+        pytest.raises(DataError, match=r"differently \(systems: a, c\); remove"),
+        Store(tmp_path, "comparison", {"systems": {"a": {"size": 2}, "b": None, "c": None}}),
+    ):
+        pass
+
+
 def test_a_folder_of_another_kind_or_of_somebody_else_is_refused(tmp_path: Path) -> None:
     with Store(tmp_path / "raw", "raw", {}) as store:
         fill(store, "one")

@@ -385,6 +385,23 @@ def test_held_out_and_test_rows_are_not_read(tensors: Path, tmp_path: Path, monk
     assert all(name.startswith("train.") for name in opened)
 
 
+def test_a_holdout_of_no_row_is_told(tensors: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    train_model(tensors, tmp_path / "run", **SMALL | {"epochs": 1, "holdout": 1e-6})
+    assert "--holdout 1e-06 keeps none of 70 training rows apart" in capsys.readouterr().err
+
+
+def test_a_run_within_its_tensors_is_refused(tensors: Path):
+    with pytest.raises(UsageError, match=r"lies in .*; choose a folder beside it"):
+        train_model(tensors, tensors / "run", **SMALL)
+    assert not (tensors / "run").exists()
+
+
+@pytest.mark.parametrize("choice", [{"device": "gpu"}, {"precision": "fp8"}, {"precision": "FP32"}])
+def test_a_device_or_precision_that_is_none_is_refused(choice: dict[str, str]):
+    with pytest.raises(UsageError, match="must be one of"):
+        Compute.choose(**choice)
+
+
 def test_nothing_to_learn_is_refused(tmp_path: Path):
     empty = write_tensors(tmp_path / "empty", {"train": 0, "test": 3})
     with pytest.raises(DataError, match="no training rows"):

@@ -29,7 +29,7 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
     """Label rows by the position of their codes.
 
     Args:
-        codes: (N,) list<struct<code, first, inventive>>, lists and values may be null.
+        codes: (N,) list<struct<code, first, inventive>>, lists and values may be null, inventive absent.
 
     Returns:
         Arrays (N,), described in `relabel.first_later`: first (string), later, label_names and subclasses (lists of
@@ -38,6 +38,7 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
     N = len(codes)
     fields = dict(zip((field.name for field in codes.type.value_type), codes.flatten().flatten(), strict=True))
     data, offsets = _without_white_space(fields["code"])
+    fields.setdefault("inventive", pa.nulls(len(fields["first"]), pa.bool_()))  # decides between several firsts alone
     known = [pc.fill_null(fields[name], fill_value=False) for name in ("first", "inventive")]
     rows = np.zeros(N + 1, np.int64)
     np.cumsum(pc.list_value_length(codes).fill_null(0).to_numpy(), out=rows[1:])

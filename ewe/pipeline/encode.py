@@ -33,7 +33,7 @@ from ewe.elements import Bytes, Counts, Places, check, encode_buffers, measure, 
 from ewe.errors import UsageError
 from ewe.pipeline.labelled import Batch, Labels, Source, Split, Vocabulary, open_source
 from ewe.progress import bar, say, warn
-from ewe.store import Files, Store, sha256_file
+from ewe.store import Files, Store, refuse_inside, sha256_file
 from ewe.tokens import CODE_POINTS, WordPiece, check_size, encode_codepoints, slices
 
 Tokenizer = Literal["whitespace", "bytes", "wordpiece", "codepoints"]
@@ -83,10 +83,11 @@ def encode_folder(
 
     Raises:
         DataError: the source does not hold what it must, or `out` was made differently.
-        UsageError: words, letters, tokenizer, labels or vocabulary that cannot be.
+        UsageError: words, letters, tokenizer, labels or vocabulary that cannot be, or `out` lies in the source.
         IncompleteError: the dataset or its duplicates/ is unfinished.
     """
     letters = _check(words, letters, tokenizer, vocabulary)
+    refuse_inside(out, source)
     vocabulary = vocabulary or VOCABULARY
     opened = open_source(source, labels, drop_leaks=drop_leaks)
     config = {
@@ -116,7 +117,7 @@ def encode_folder(
         left_out = {name: fact["labels_left_out"] for name, fact in facts.items() if fact["labels_left_out"]}
         if left_out:
             counts = ", ".join(f"{count:,} in {name}" for name, count in left_out.items())
-            warn(f"labels that no row of train has were left out: {counts}.")
+            warn(f"labels that train's vocabulary does not hold were left out: {counts}.")
         rows = {name: split.rows for name, split in splits.items()}
         store.finish(rows=rows, labels=len(known.names), vocabulary=form.vocabulary, made_up=opened.made_up)
         return _summary(store)

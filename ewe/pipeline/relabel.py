@@ -35,7 +35,7 @@ from ewe.pipeline.runs import KEY, RowGroups, merge, row_groups
 from ewe.pipeline.shards import WRITTEN, open_shard
 from ewe.pipeline.split import PAPER, Splits
 from ewe.progress import bar, say, warn
-from ewe.store import Files, Store, read_json, read_manifest, sha256_json
+from ewe.store import Files, Store, read_json, read_manifest, refuse_inside, sha256_json
 from ewe.text import join_claims_batch
 
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
@@ -137,7 +137,9 @@ def relabel_folder(
     Raises:
         DataError: RAW is no raw folder, or no row of the train split can be relabeled.
         IncompleteError: RAW is unfinished.
+        UsageError: `out` lies in RAW.
     """
+    refuse_inside(out, raw)
     source = read_manifest(raw, "raw")
     config = {
         "raw_sha256": sha256_json([source["config"], source["files"]]),
