@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
@@ -72,18 +72,42 @@ class BertConfig:
 
 
 @dataclass(frozen=True)
-class OrigBertConfig:
-    """BERT_ORIG's shape; the defaults are the paper's, with the uncased vocabulary that its Table 1 counts."""
+class ParentConfig:
+    """What the shape of every parent has; the defaults are the paper's."""
 
-    vocabulary: int = 30_522  # of the tokenizer
-    positions: int = 512  # the most tokens a text; BERT's size counts 512 whatever is read of them
     width: int = 768
     layers: int = 12
     heads: int = 12  # of 64
     ffn: int = 3072
     labels: int = 1328
     dropout: float = 0.1  # of embeddings, attention, hidden states and the pooled vector
-    init_std: float = STD  # of the linear layers' weights at the start; narrow models start from more
+    init_std: float = STD  # of the weights at the start; narrow models start from more
+
+    @classmethod
+    def of(cls, sizes: Sizes, **options: Any) -> Self:
+        """The shape for these tensors; UsageError where they do not fit each other."""
+        names = {each.name for each in fields(cls)}
+        shared = {each.name: getattr(sizes, each.name) for each in fields(sizes) if each.name in names}
+        config = cls(**(shared | {"heads": cls._heads(sizes), "ffn": 4 * sizes.width} | options))
+        if config.width % config.heads:
+            raise UsageError(f"--width {config.width} must be a multiple of --heads {config.heads}.")
+        config._check(sizes)
+        return config
+
+    @classmethod
+    def _heads(cls, sizes: Sizes) -> int:
+        return sizes.heads or max(1, sizes.width // 64)
+
+    def _check(self, sizes: Sizes) -> None:
+        """Raise UsageError where the parent cannot read such texts."""
+
+
+@dataclass(frozen=True)
+class OrigBertConfig(ParentConfig):
+    """BERT_ORIG's shape, with the uncased vocabulary that the paper's Table 1 counts."""
+
+    vocabulary: int = 30_522  # of the tokenizer
+    positions: int = 512  # the most tokens a text; BERT's size counts 512 whatever is read of them
 
     @property
     def w(self) -> int:
@@ -92,32 +116,12 @@ class OrigBertConfig:
 
     @classmethod
     def of(cls, sizes: Sizes, **options: Any) -> Self:
-        """The shape for these tensors; UsageError where width and heads, or texts and positions, do not fit."""
-        config = cls(
-            **{
-                "vocabulary": sizes.vocabulary,
-                "positions": max(cls.positions, sizes.u),
-                "width": sizes.width,
-                "layers": sizes.layers,
-                "heads": heads_of_64(sizes),
-                "ffn": 4 * sizes.width,
-                "labels": sizes.labels,
-                "dropout": sizes.dropout,
-                "init_std": sizes.init_std,
-                **options,
-            }
-        )
-        if config.positions < sizes.u:
-            raise UsageError(f"--option positions={config.positions} is less than the tensors' {sizes.u} tokens.")
-        return config
+        """As ParentConfig.of, with a position a token."""
+        return super().of(sizes, **{"positions": max(cls.positions, sizes.u), **options})
 
-
-def heads_of_64(sizes: Sizes) -> int:
-    """How many heads a parent has: as chosen, or of width 64; UsageError where they do not divide the width."""
-    heads = sizes.heads or max(1, sizes.width // 64)
-    if sizes.width % heads:
-        raise UsageError(f"--width {sizes.width} must be a multiple of --heads {heads}.")
-    return heads
+    def _check(self, sizes: Sizes) -> None:
+        if self.positions < sizes.u:
+            raise UsageError(f"--option positions={self.positions} is less than the tensors' {sizes.u} tokens.")
 
 
 Config = BertConfig | OrigBertConfig

@@ -222,7 +222,7 @@ def merge(x: Tensor, mask: Tensor, starts: Tensor, width: int, drop: bool = Fals
     return means[:, 1:], sizes.view(B, width + 1)[:, 1:] > 0
 
 
-class ByT5(Hub, nn.Module):
+class ByT5(nn.Module, Hub):
     """ByT5's encoder with a multilabel head: ids uint8 (B, n<=u, v) of the tokenizer "bytes" -> logits (B, L)."""
 
     config_class = ByT5Config

@@ -20,8 +20,8 @@ weights and `inputs_embeds` (a test); rows of nothing but padding give numbers, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import transformers
@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import AlbertForSequenceClassification, CanineForSequenceClassification
 
-from ewe.bert import heads_of_64
+from ewe.bert import ParentConfig
 from ewe.config import Sizes
-from ewe.embedding import STD, ElementwiseEmbedding
+from ewe.embedding import ElementwiseEmbedding
 from ewe.errors import UsageError
 from ewe.hub import Hub
 
@@ -95,49 +95,6 @@ class Elementwise(nn.Module):
 
 
 @dataclass(frozen=True)
-class ParentConfig:
-    """What the shape of every parent has; the defaults are the paper's."""
-
-    width: int = 768
-    layers: int = 12
-    heads: int = 12  # of 64
-    ffn: int = 3072
-    labels: int = 1328
-    dropout: float = 0.1  # of embeddings, attention, hidden states and the pooled vector
-    init_std: float = STD  # of the weights at the start; narrow models start from more
-
-    @classmethod
-    def of(cls, sizes: Sizes, **options: Any) -> Self:
-        """The shape for these tensors; UsageError where they do not fit each other."""
-        names = {each.name for each in fields(cls)}
-        shared = {each.name: getattr(sizes, each.name) for each in fields(sizes) if each.name in names}
-        config = cls(**(shared | {"heads": cls._heads(sizes), "ffn": 4 * sizes.width} | options))
-        if config.width % config.heads:
-            raise UsageError(f"--width {config.width} must be a multiple of --heads {config.heads}.")
-        config._check(sizes)
-        return config
-
-    @classmethod
-    def _heads(cls, sizes: Sizes) -> int:
-        return heads_of_64(sizes)
-
-    def _check(self, sizes: Sizes) -> None:
-        """Raise UsageError where the parent cannot read such texts."""
-
-    def _common(self) -> dict[str, Any]:
-        return {
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": self.ffn,
-            "num_labels": self.labels,
-            "hidden_dropout_prob": self.dropout,
-            "attention_probs_dropout_prob": self.dropout,
-            "initializer_range": self.init_std,
-        }
-
-
-@dataclass(frozen=True)
 class EweConfig(ParentConfig):
     """What the shape of every parent with an elementwise embedding has."""
 
@@ -183,9 +140,23 @@ class AlbertOrigConfig(ParentConfig):
         return _albert(self, embedding_size=self.embedding, **tables)
 
 
+def _common(config: ParentConfig) -> dict[str, Any]:
+    """What the library's configurations call the fields of ours."""
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.ffn,
+        "num_labels": config.labels,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.dropout,
+        "initializer_range": config.init_std,
+    }
+
+
 def _albert(config: ParentConfig, **tables: int) -> Any:
     no_text = {"bos_token_id": None, "eos_token_id": None}
-    return transformers.AlbertConfig(**config._common(), classifier_dropout_prob=config.dropout, **tables, **no_text)
+    return transformers.AlbertConfig(**_common(config), classifier_dropout_prob=config.dropout, **tables, **no_text)
 
 
 @dataclass(frozen=True)
@@ -238,7 +209,7 @@ def _check_stride(u: int, rate: int, window: int) -> None:
 
 def _canine(config: CanineEweConfig | CanineOrigConfig, **tables: int) -> Any:
     stride = {"downsampling_rate": config.rate, "local_transformer_stride": config.window}
-    return transformers.CanineConfig(**config._common(), **stride, **tables)
+    return transformers.CanineConfig(**_common(config), **stride, **tables)
 
 
 # -- systems -----------------------------------------------------------------------------------------------------------
