@@ -21,13 +21,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, as_completed, wait
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
 from ewe.errors import DataError, EweError, IncompleteError, UsageError
+from ewe.progress import warn
 
 Result = TypeVar("Result")
 
@@ -526,7 +527,18 @@ def verify(folder: Path) -> dict[str, int]:
     for manifest in manifests.values():
         if not manifest["complete"]:
             raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
+    if strange := _strange(folder, records):
+        warn(f"{folder} holds what no manifest names and a reader may take for its own: {', '.join(strange)}.")
     return {"files": len(records), "bytes": sum(record["size"] for record in records.values())}
+
+
+def _strange(folder: Path, records: Iterable[str]) -> list[str]:
+    """Files beside recorded ones that end as they do, as *.parquet would find them."""
+    patterns = {
+        (path.parent, path.suffix) for path in map(PurePosixPath, records) if path.suffix in (".parquet", ".npy")
+    }
+    found = [path for parent, suffix in patterns for path in (folder / parent).glob(f"[!.]*{suffix}")]
+    return sorted({path.relative_to(folder).as_posix() for path in found} - set(records))
 
 
 def _manifests(folder: Path) -> list[str]:

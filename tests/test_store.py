@@ -294,6 +294,19 @@ def test_verify_names_what_changed(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
+def test_verify_tells_of_files_that_a_pattern_would_find(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Store(tmp_path, "dataset", {}) as store:
+        fill(store, "relabeled/one.parquet", "labels.json")
+        store.finish()
+    (tmp_path / "notes.json").write_text("{}")
+    verify(tmp_path)
+    assert capsys.readouterr().err == ""
+    (tmp_path / "relabeled/zzz.parquet").write_text("strange")
+    verify(tmp_path)
+
+    assert "relabeled/zzz.parquet" in capsys.readouterr().err
+
+
 def test_a_broken_manifest_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text('{"kind": "raw", ')
 

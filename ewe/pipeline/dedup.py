@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from hashlib import blake2b
 from pathlib import Path
@@ -189,9 +189,14 @@ def _parts(dataset: Path, source: dict[str, Any]) -> list[Part]:
 
 def _in_order(work: Callable[[Part], Any], parts: list[Part]) -> Iterator[Any]:
     """What `work` gives for each part, in order, a few parts in memory at a time."""
+    waiting: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(WORKERS) as pool:
-        for first in range(0, len(parts), WORKERS):
-            yield from pool.map(work, parts[first : first + WORKERS])
+        for part in parts:
+            waiting.append(pool.submit(work, part))
+            if len(waiting) > WORKERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _counted(items: Iterable[Any], advance: Callable[..., None]) -> Iterator[Any]:
