@@ -72,7 +72,7 @@ class Meta:
             ) from None
 
     def content_sha256(self, split: str) -> str:
-        """A hash of what one split holds and of what its labels mean."""
+        """A hash of what one split holds and of what its labels mean; files are told apart as its name has no dot."""
         files = self.manifest["files"]
         parts = {name: files[name]["sha256"] for name in sorted(files) if name.startswith(f"{split}.")}
         return store.sha256_json({"files": parts, "labels": self.labels_sha256})

@@ -292,13 +292,13 @@ def encode_buffers(
     check(u, v, tokenizer)
     if offsets.shape != (N + 1,) or int(offsets[-1]) > data.size or not out.flags.c_contiguous:
         raise ValueError("offsets must be (N+1,) within data, and out (N, u, v) C-contiguous")
-    kernel = TOKENIZERS[tokenizer]
+    encode_rows = TOKENIZERS[tokenizer]
     data, offsets, out = frozen(data), frozen(offsets), np.asarray(out)
     lengths = np.empty(0, np.int64) if lengths is None else lengths
 
     def encode_block(start: int) -> tuple[int, int, int]:
         block = slice(start, start + step)
-        return kernel(data, offsets[start : start + step + 1], out[block], lengths[block])
+        return encode_rows(data, offsets[start : start + step + 1], out[block], lengths[block])
 
     step = max(1024, -(-N // threads // 8)) if threads > 1 else max(N, 1)
     starts = range(0, N, step)

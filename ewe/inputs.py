@@ -1,7 +1,6 @@
 """Texts to predict: from lines, JSON lines, Parquet or standard input, one (id, text) after another.
 
 Text is taken as it is; claims are one string as published and become text as relabel makes it.
-pyarrow is imported where Parquet is read, and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,13 +13,16 @@ from typing import Any
 
 from ewe.elements import utf8
 from ewe.errors import DataError
+from ewe.parquet import open_parquet, read_batches
+from ewe.store import MANIFEST, read_json
 from ewe.text import join_claims
 
 STDIN = Path("-")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 IDS = ("id", "publication_number")  # the fields that name a text; else its number in the source does
-READ_AHEAD = 1 << 20  # bytes of a column; Parquet's reader would else keep every row group that it has passed
 TEXTS = ("text", "claims")
+HEAD = 1 << 16  # bytes that tell whether a file is text
+PACKED = (b"\x1f\x8b", b"BZh", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, zstd; what else is packed holds NUL bytes
 
 
 def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator[tuple[str, str]]]:
@@ -28,7 +30,8 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
 
     Args:
         source: a Parquet file, or a folder of some, with a column text or claims; JSON lines with a field text
-            or claims; any other file: a text a line; `-`: standard input, JSON lines if the first starts with `{`.
+            or claims; any other file of text: a text a line; `-`: standard input, JSON lines if the first starts
+            with `{`.
         max_claims: how many claims become text.
 
     Raises:
@@ -37,19 +40,35 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
     if source == STDIN:
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]
         first = sys.stdin.readline()
+        _refuse_binary("standard input", first.encode(errors="replace"))
         lines = _chain(first, sys.stdin)
         return None, _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
     if source.is_dir():
-        files = sorted(source.glob("*.parquet"))
+        if (source / MANIFEST).is_file() and read_json(source / MANIFEST).get("kind") == "dataset":
+            raise DataError(
+                f"{source} is a dataset folder; name {source / 'relabeled'} or {source / 'no_first'}, which hold its "
+                "texts, or a folder that ewe-data encode made of it."
+            )
+        files = sorted(
+            path for path in source.iterdir() if path.suffix.lower() == ".parquet" and not path.name.startswith(".")
+        )
         if not files:
             raise DataError(f"{source} is no tensors folder and holds no Parquet; name a file or such a folder.")
         return _parquet(files, max_claims)
     if not source.is_file():
         raise DataError(f"{source} does not exist; name a file, a folder, or - for standard input.")
-    if source.suffix == ".parquet":
+    suffix = source.suffix.lower()
+    if suffix == ".parquet":
         return _parquet([source], max_claims)
+    with source.open("rb") as file:
+        _refuse_binary(source, file.read(HEAD))
     lines = _open(source)
-    return None, _json_lines(source, lines, max_claims) if source.suffix in JSON_LINES else _lines(lines)
+    return None, _json_lines(source, lines, max_claims) if suffix in JSON_LINES else _lines(lines)
+
+
+def _refuse_binary(source: Path | str, head: bytes) -> None:
+    if b"\0" in head or head.startswith(PACKED):
+        raise DataError(f"{source} is no UTF-8 text but packed or binary; unpack it, or name .parquet what is Parquet.")
 
 
 def _chain(first: str, rest: Iterable[str]) -> Iterator[str]:
@@ -84,18 +103,12 @@ def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Iterator
 
 
 def _parquet(files: list[Path], max_claims: int) -> tuple[int, Iterator[tuple[str, str]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows = 0
     for path in files:
-        try:
-            schema, metadata = pq.read_schema(path), pq.read_metadata(path)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{path} is no whole Parquet file ({error}); make or copy it again.") from None
-        if not _text_columns(schema):
-            raise DataError(f"{path} has no string column text or claims; add one.")
-        rows += metadata.num_rows
+        with open_parquet(path) as file:
+            if not _text_columns(file.schema_arrow):
+                raise DataError(f"{path} has no string column text or claims; add one.")
+            rows += file.metadata.num_rows
     return rows, _parquet_rows(files, max_claims)
 
 
@@ -106,15 +119,14 @@ def _text_columns(schema: Any) -> list[str]:
 
 
 def _parquet_rows(files: list[Path], max_claims: int) -> Iterator[tuple[str, str]]:
-    import pyarrow.parquet as pq
-
     row = 0
     for path in files:
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=READ_AHEAD) as file:
+        with open_parquet(path) as file:
             names = file.schema_arrow.names
             field = _text_columns(file.schema_arrow)[0]
             chosen = [name for name in IDS if name in names][:1]
-            for batch in file.iter_batches(batch_size=1024, columns=[*chosen, field]):
+            for batch in read_batches(file, 1024, [*chosen, field], threads=True):
+                batch.validate(full=True)  # Parquet does not promise valid UTF-8
                 texts: list[str | None] = batch.column(field).to_pylist()
                 ids: list[Any] = batch.column(chosen[0]).to_pylist() if chosen else [None] * len(texts)
                 for name, text in zip(ids, texts, strict=True):

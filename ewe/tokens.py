@@ -176,7 +176,7 @@ class WordPiece:
         if self._kept > MOST_KEPT:
             self._known, self._kept = {}, 0
         known = self._known  # other threads may add to it, or start another
-        new = list(set(chain.from_iterable(rows)) - known.keys())
+        new = [word for word in set(chain.from_iterable(rows)) if word not in known]
         encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         known.update(zip(new, (each.ids for each in encoded), strict=True))
         self._kept += sum(map(len, new))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ewe.elements import TEXT_WORDS, encode_buffers, utf8
+from ewe.elements import TEXT_WORDS, buffers, measure
 from ewe.kernel import kernel
 
 IDS = 2**20  # ids are below
@@ -81,14 +81,8 @@ def encode(texts: Sequence[str]) -> npt.NDArray[np.int32]:
     Raises:
         TypeError: `texts` is one string.
     """
-    if isinstance(texts, str):
-        raise TypeError("texts is one string; pass a list of them")
-    raw = [utf8(text) for text in texts]
-    offsets = np.cumsum([0, *map(len, raw)], dtype=np.int64)
-    data = np.frombuffer(b"".join(raw), np.uint8)
-    lengths = np.empty(len(raw), np.int64)
-    encode_buffers(data, offsets, np.empty((len(raw), 3, 1), np.uint8), lengths, threads=1)  # for `lengths` alone
-    return hash_rows(data, offsets[:-1], offsets[:-1] + lengths)
+    data, offsets = buffers(texts)
+    return hash_rows(data, offsets[:-1], offsets[:-1] + measure(data, offsets))
 
 
 def buckets(ids: Any, count: int) -> Any:

@@ -96,7 +96,7 @@ def test_what_is_wrong_is_said(folder: Path, tmp_path: Path):
     (other / "train.bytes.npy").write_bytes(b"\x93NUMPY")
     with pytest.raises(DataError, match=r"train\.bytes\.npy is missing or is no whole"):
         Split.open(other, "train", Meta(**vars(meta) | {"splits": {"train": {"rows": 5}}}))
-    (other / "manifest.json").write_text('{"kind": "tensors", "complete": false, "files": {}}')
+    (other / "manifest.json").write_text('{"kind": "tensors", "complete": false, "config": {}, "files": {}}')
     with pytest.raises(IncompleteError, match="ewe-data encode"):
         Meta.read(other)
 

@@ -126,6 +126,31 @@ def test_no_common_grant(tmp_path: Path) -> None:
     assert (report["in_both"], report["first_kept_share"], report["only_in_a_examples"]) == (0, None, ["US-1-B2"])
 
 
+@pytest.mark.parametrize("kind", ["raw", "dataset"])
+def test_a_flipped_bit_is_named_or_changes_nothing(tmp_path: Path, kind: str) -> None:
+    labels = random_labels(3, 40)
+    a = make_raw(tmp_path / "a", labels)
+    if kind == "dataset":
+        relabel_folder(a, tmp_path / "dataset")
+        a = tmp_path / "dataset"
+    b = make_raw(tmp_path / "b", random_labels(4, 40))
+    expected = diff_labels(a, b)
+    (path, *_) = sorted(a.glob("relabeled/train-*" if kind == "dataset" else "*.parquet"))
+    whole = path.read_bytes()
+    pages = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")  # the footer behind them has no checksum
+    refused = 0
+    for place in [*range(0, pages, 23), *range(pages, len(whole), 89)]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        said, found = "", {}
+        try:
+            found = diff_labels(a, b)
+        except DataError as error:
+            said = str(error)
+        assert found == expected or place >= pages or (str(path) in said and "\n" not in said), place
+        refused += bool(said)
+    assert refused > 20
+
+
 def test_other_folders_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a raw folder"):
         diff_labels(folders[0], tmp_path)

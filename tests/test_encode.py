@@ -610,7 +610,7 @@ def test_another_configuration_is_refused(tmp_path, options):
 def test_another_source_is_refused(tmp_path):
     encode_folder(write_dataset(tmp_path / "dataset"), tmp_path / "tensors")
 
-    with pytest.raises(DataError, match="source was"):
+    with pytest.raises(DataError, match="source: sha256"):
         encode_folder(write_dataset(tmp_path / "other", RELABELED[:1]), tmp_path / "tensors")
 
 

@@ -1,4 +1,5 @@
 import datetime as dt
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ewe.errors import DataError, UsageError
 from ewe.pipeline import schema
 from ewe.pipeline.fetch import fetch_grants
 from ewe.pipeline.local import ParquetEngine
-from ewe.store import read_manifest
+from ewe.store import read_manifest, sha256_json
 
 
 def day(number: int) -> dt.date | None:
@@ -201,10 +202,10 @@ def write_broken(folder: Path, how: str) -> Path:
         ("missing column", "has no column cpc"),
         ("mistyped column", "column grant_date is string, not int64"),
         ("mistyped inner column", "column ipc is"),
-        ("truncated", "is not a whole Parquet file"),
-        ("damaged page", "is not a whole Parquet file"),
-        ("text", "is not a whole Parquet file"),
-        ("empty", "is not a whole Parquet file"),
+        ("truncated", "cannot be read as Parquet .*; export or copy it again"),
+        ("damaged page", "cannot be read as Parquet .*; export or copy it again"),
+        ("text", "cannot be read as Parquet .*; export or copy it again"),
+        ("empty", "cannot be read as Parquet .*; export or copy it again"),
         ("twice", "US-7654321-B2 stands more than once"),
         ("no number", "has no publication_number"),
     ],
@@ -217,7 +218,36 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     with pytest.raises(DataError, match=message) as refused:
         fetch_grants(ParquetEngine(path), tmp_path / "raw", **window)
     assert "\n" not in str(refused.value)
-    assert not (tmp_path / "raw").exists()
+    assert not list((tmp_path / "raw").glob("[!.]*.parquet"))
+
+
+def test_another_input_of_equal_sizes_is_another_input(tmp_path: Path, window: dict[str, dt.date]) -> None:
+    path = tmp_path / "t.parquet"
+    sizes, configs = set(), []
+    for family in ("1", "2"):
+        write_publications(path, [publication(family_id=family)])
+        sizes.add((path.stat().st_size, pq.read_metadata(path).row_group(0).total_byte_size))
+        configs.append(ParquetEngine(path).config())
+        if len(configs) == 1:
+            fetch_grants(ParquetEngine(path), tmp_path / "raw", **window)
+
+    assert len(sizes) == 1
+    assert configs[0] != configs[1]
+    with pytest.raises(DataError, match="raw"):
+        fetch_grants(ParquetEngine(path), tmp_path / "raw", **window)
+    write_publications(path, [publication(family_id="1")])
+    assert ParquetEngine(path).config() == configs[0]
+    assert fetch_grants(ParquetEngine(path), tmp_path / "raw", **window)["rows"] == 1
+
+
+def test_the_input_is_known_by_its_footers_bytes(tmp_path: Path) -> None:
+    """Against Parquet's own account of where the footer lies."""
+    path = write_publications(tmp_path / "t.parquet", [publication()])
+    length = pq.read_metadata(path).serialized_size
+    footer = path.read_bytes()[-8 - length : -8]
+    files = [["t.parquet", path.stat().st_size, hashlib.sha256(footer).hexdigest()]]
+
+    assert ParquetEngine(path).config()["input_sha256"] == sha256_json(files)
 
 
 def test_windows_and_inputs_that_cannot_be(tmp_path: Path, window: dict[str, dt.date]) -> None:
@@ -232,4 +262,4 @@ def test_windows_and_inputs_that_cannot_be(tmp_path: Path, window: dict[str, dt.
         ParquetEngine(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"holds no \.parquet file"):
         ParquetEngine(tmp_path / "empty")
-    assert not (tmp_path / "raw").exists()
+    assert not list((tmp_path / "raw").glob("[!.]*.parquet"))

@@ -23,6 +23,22 @@ def test_kernels_compile_where_nothing_can_be_cached(monkeypatch: pytest.MonkeyP
     assert kernel.kernel(len) is len
 
 
+@pytest.mark.parametrize("renamed", ["_cache", "_cache_file", "_source_stamp"])
+def test_kernels_compile_where_numba_names_its_cache_otherwise(monkeypatch: pytest.MonkeyPatch, renamed: str) -> None:
+    """As a later numba may: the names are its own."""
+
+    class Later:
+        def __getattr__(self, name: str) -> Any:
+            if name == renamed:
+                raise AttributeError(name)
+            return self
+
+    monkeypatch.setattr(kernel, "njit", lambda *_, **__: later)
+    later = Later()
+
+    assert kernel.kernel(len) is later
+
+
 def test_kept_machine_code_goes_when_window_changes(tmp_path: Path) -> None:
     """numba itself looks at a kernel's own file alone, and would go on with what an older window.py gave."""
     package = tmp_path / "ewe"

@@ -1,8 +1,12 @@
 """Wheels from the folder, from the sdist and from a zip of the repository hold the same files."""
 
+import ast
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,34 @@ def names(folder: Path) -> list[str]:
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return sorted(archive.namelist())
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of others that a module names in its imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] not in {*sys.stdlib_module_names, "ewe"}}
+
+
+def test_every_direct_import_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *(line for each in project["optional-dependencies"].values() for line in each)]
+    declared = {re.split(r"[\[>]", line)[0].lower().replace("_", "-") for line in lines}
+    distributions = packages_distributions()
+    missing = {}
+    for path in (ROOT / "ewe").rglob("*.py"):
+        for name in imported(path):
+            top, *below = name.split(".")
+            names = distributions.get(top, [top])
+            if top == "google":  # many share it: google.api_core is google-api-core, google.cloud.x google-cloud-x
+                names = ["-".join([top, *below[: 2 if below[0] == "cloud" else 1]]).replace("_v1", "")]
+            if not declared & {each.lower().replace("_", "-") for each in names}:
+                missing[name] = path.name
+    assert missing == {}
 
 
 @pytest.mark.slow

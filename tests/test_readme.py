@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,28 @@ def test_readmes_make_targets_exist() -> None:
 
 def test_readmes_tree_names_every_module() -> None:
     tree = README.split("## What is in this repository")[1].split("```")[1]
-    modules = {path.relative_to(ROOT / "ewe").as_posix() for path in (ROOT / "ewe").rglob("*.py")}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "ewe").rglob("*.py")}
 
-    missing = [name for name in sorted(modules) if Path(name).name not in tree]
-    assert missing == []
+    assert modules - set(named(tree)) == set()
+    assert {path for path in named(tree) if path.startswith("ewe/") and not (ROOT / path).exists()} == set()
+
+
+def named(tree: str) -> Iterator[str]:
+    """The paths that a tree of indented names stands for: each line's first word, under the folders it lies in."""
+    folders: list[tuple[int, str]] = []
+    for line in tree.splitlines():
+        name = (line.split() or [""])[0]
+        indent = len(line) - len(line.lstrip())
+        folders = [(depth, folder) for depth, folder in folders if depth < indent]
+        yield "".join(folder for _, folder in folders) + name
+        if name.endswith("/"):
+            folders.append((indent, name))
+
+
+def test_a_name_within_another_is_not_in_the_tree() -> None:
+    assert list(named("ewe/\n  ray_parts.py  parts.py\n  sub/\n    a.py\n  b.py\nc/")) == [
+        *("ewe/", "ewe/ray_parts.py", "ewe/sub/", "ewe/sub/a.py", "ewe/b.py", "c/"),
+    ]
 
 
 def test_every_command_has_its_section() -> None:

@@ -381,6 +381,26 @@ def card_of(folder: Path, manifest: dict[str, Any]) -> str:
     return card.write_full_card(manifest, names, None, {})
 
 
+@pytest.mark.parametrize("source", ["parquet", "uspto", "patentsview"])
+def test_the_card_says_what_stands_for_the_input(relabeled: Path, source: str) -> None:
+    """Parquet's footers, and the checksums of zips and of plain files' ends."""
+    text = card_of(relabeled, manifest_of(relabeled, source=source, labels="current", input_sha256="0a1b"))
+
+    assert "| SHA-256 of the input's names, sizes and footers or checksums | 0a1b |" in text
+
+
+def test_the_card_counts_each_leaking_row_once(stages: dict[str, Path]) -> None:
+    folder = stages["dedup-release"]
+    groups = pl.read_parquet(folder / "duplicates/groups.parquet")
+    counts = dict(groups.filter(pl.col("leak").is_not_null()).group_by("split").len().rows())
+    (said,) = re.findall(r"Test rows with a near-copy in train: (.*?)\. ", (folder / "README.md").read_text())
+
+    assert dict(reversed(each.split(" of ")) for each in said.split(", ")) == {
+        split: str(n) for split, n in counts.items()
+    }
+    assert counts
+
+
 def test_the_card_says_how_it_was_made(relabeled: Path) -> None:
     manifest = manifest_of(
         relabeled, source="bigquery", table="p.d.t", snapshot="2026-02-01T00:00:00", billed_bytes=10**11

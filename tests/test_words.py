@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ewe.elements import TEXT_WORDS, encode_buffers
+from ewe.elements import TEXT_WORDS, buffers, encode_buffers, measure
 from ewe.words import IDS, buckets, encode, hash_rows
 
 
@@ -72,6 +72,18 @@ def test_the_words_of_tensors_are_those_of_prediction(tmp_path) -> None:
 
     assert (hash_rows(data, indptr[:-1], indptr[1:]) == encode(texts)).all()
     assert rows(hash_rows(data, indptr[chosen], indptr[chosen + 1])) == [slow(texts[n]) for n in chosen]
+
+
+@settings(deadline=None)  # the first call compiles
+@given(st.lists(st.text(st.sampled_from("a \0\x85\u2003é-")), max_size=4))
+@example(["a\0 " * 600, " \0", "", "é\u2003" * 513])
+def test_lengths_are_those_that_encoding_gives(texts: list[str]) -> None:
+    """`measure` alone, which prediction asks, and the encoding that fills tensors."""
+    data, offsets = buffers(texts)
+    lengths = np.empty(len(texts), np.int64)
+    encode_buffers(data, offsets, np.empty((len(texts), 3, 1), np.uint8), lengths)
+
+    assert measure(data, offsets).tolist() == lengths.tolist()
 
 
 def test_one_string_is_no_list_of_texts() -> None:

@@ -3,13 +3,16 @@
     table --fetch--> raw/ --relabel--> dataset/ --encode--> tensors/
 
     sample    a made-up publications table
-    fetch     an engine (local) and a window of grant dates -> raw/, a shard a month
+    fetch     an engine (local, bigquery, uspto, patentsview) and a window of grant dates -> raw/, a shard a month
     relabel   the first 20 claims joined, flagged codes -> First-/Later- labels -> dataset/
-    encode    dataset/, or any labelled text -> tensors/, memory-mapped bytes
+    dedup     near-copies, and the test rows that leak from train -> dataset/duplicates/
+    release   the card, Croissant, data dictionary, citation, checksums and the report, beside the dataset's Parquet
+    encode    dataset/, or any labelled text -> tensors/, memory-mapped bytes, tokens or code points
+    diff      two raw/ or dataset/ folders, compared by label
 
     schema holds every file's columns; split assigns grant dates to splits; stats counts Table 2.
 
-Each step is a plain function on a frame; reading and writing happen at the edges only.
+Each step is a plain function of paths (`relabel_folder(raw, dataset)`) that reads a bounded batch at a time.
 """
 
 if __name__ == "pipeline":  # the link at the repository's root, there for readers

@@ -224,7 +224,7 @@ def write_full_card(
         manifest: of the dataset.
         labels: label names by kind, "position" and "unordered".
         duplicates: the manifest of duplicates/, where there is one.
-        leaks: test rows with a near-copy in train, by split and kind ("same_family", "other_family").
+        leaks: leakage.json: by split, how many rows it has, how many are "leaking", and these by family.
     """
     examples, parquet = rows(manifest), rows(manifest, "size")
     splits = [
@@ -311,7 +311,7 @@ def _near_copies(duplicates: Manifest | None, leaks: Mapping[str, Mapping[str, i
         return "Not looked for yet: `ewe-data dedup DIR` finds near-copies and test rows that have one in train."
     threshold = duplicates["config"]["jaccard"]
     rows_in_groups = duplicates["files"]["groups.parquet"]["rows"]
-    leaking = ", ".join(f"{sum(kinds.values()):,} of {split}" for split, kinds in leaks.items() if sum(kinds.values()))
+    leaking = ", ".join(f"{counts['leaking']:,} of {split}" for split, counts in leaks.items() if counts["leaking"])
     return (
         f"Rows whose sets of five-word shingles have a Jaccard similarity of at least {threshold} are near-copies: "
         f"{rows_in_groups:,} rows have one. Test rows with a near-copy in train: {leaking or 'none'}. "
@@ -332,7 +332,7 @@ _FACTS = {  # of the source -> what to call them
     "labels": "Codes",
     "sql_sha256": "SHA-256 of the query",
     "billed_bytes": "Bytes billed",
-    "input_sha256": "SHA-256 of the input's sizes and footers",
+    "input_sha256": "SHA-256 of the input's names, sizes and footers or checksums",
     "input_rows": "Rows read",
     "rows": "US utility grants among them",
 }

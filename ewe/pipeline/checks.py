@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ewe.errors import DataError
+from ewe.parquet import read_batches
 from ewe.pipeline import codes
 from ewe.pipeline.runs import merge, refuse_twice
 from ewe.pipeline.shards import open_shard
@@ -33,6 +34,7 @@ GRANTED = {
     2015: 298_407,
 }
 SAMPLE = 10_000  # grants a year; fewer are somebody's selection, not the office's year
+ROWS = 65_536  # read at a time
 TOLERANCE = 0.02  # withdrawn patents and late corrections stay far below
 
 
@@ -63,7 +65,7 @@ def check_shards(paths: list[Path], columns: pa.Schema, start: dt.date, end: dt.
     with_codes = "cpc" in columns.names
     for path in paths:
         with open_shard(path, columns) as file:
-            for batch in file.iter_batches(columns=["grant_date", *(["cpc"] if with_codes else [])]):
+            for batch in read_batches(file, ROWS, ["grant_date", *(["cpc"] if with_codes else [])]):
                 days = batch["grant_date"]
                 for year in pc.value_counts(pc.year(days)).to_pylist():
                     years[year["values"]] += year["counts"]
@@ -83,7 +85,7 @@ def check_shards(paths: list[Path], columns: pa.Schema, start: dt.date, end: dt.
 
 def _numbers(path: Path, columns: pa.Schema) -> Iterator[pa.Table]:
     with open_shard(path, columns) as file:
-        for batch in file.iter_batches(columns=["publication_number"]):
+        for batch in read_batches(file, ROWS, ["publication_number"]):
             yield pa.Table.from_batches([batch])
 
 

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ewe.errors import DataError, UsageError
+from ewe.parquet import read_batches
 from ewe.pipeline import minhash, schema
 from ewe.pipeline.links import Float64, Links, Texts, link, nearest
 from ewe.pipeline.minhash import PERMUTATIONS, Int64, ShingleSets, UInt32, UInt64
@@ -57,7 +58,7 @@ class Part(NamedTuple):
     def read(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The part's rows, a bounded batch at a time."""
         with open_shard(self.shard, schema.DATASET) as file:
-            yield from file.iter_batches(BATCH_ROWS, row_groups=self.groups, columns=columns, use_threads=False)
+            yield from read_batches(file, BATCH_ROWS, columns, self.groups)
 
 
 def dedup_folder(dataset: Path, *, jaccard: float = 0.8, pool: Executor | None = None) -> dict[str, Any]:

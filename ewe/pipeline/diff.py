@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from ewe.errors import DataError
-from ewe.pipeline.relabel import Scheme, first_later
+from ewe.parquet import read_batches
+from ewe.pipeline import schema
+from ewe.pipeline.relabel import LABELS, Scheme, first_later
+from ewe.pipeline.shards import open_shard
 from ewe.store import MADE_BY, MANIFEST, read_json, read_manifest
 
+ROWS = 16_384  # whose codes are in memory at once
 TOP = 20  # moves that the report lists
 EXAMPLES = 5  # publication numbers that the report gives of rows in one alone
 
@@ -34,7 +39,8 @@ def diff_labels(a: Path, b: Path, scheme: Scheme = "cpc") -> dict[str, Any]:
         grants with that First in a and in b, how many left it and how many came.
 
     Raises:
-        DataError: a folder is neither, or unfinished.
+        DataError: a folder is neither, or a shard of it is broken.
+        IncompleteError: a folder is unfinished.
     """
     labels_a, labels_b = _labels(a, scheme), _labels(b, scheme)
     both = labels_a.join(labels_b, on="publication_number", how="inner", suffix="_b")
@@ -79,13 +85,19 @@ def _labels(folder: Path, scheme: Scheme) -> pl.DataFrame:
     if kind not in ("raw", "dataset"):
         raise DataError(f"{folder} is a {kind} folder; give a folder of {MADE_BY['raw']} or {MADE_BY['dataset']}.")
     named = [name for name in read_manifest(folder, kind)["files"] if name.endswith(".parquet")]
-    if kind == "raw":
-        rows = pl.scan_parquet([folder / name for name in named])
-        labelled = first_later(rows.select("publication_number", scheme), scheme)
-    else:
-        kept = [folder / name for name in named if name.startswith(("relabeled/", "no_first/"))]
-        labelled = pl.scan_parquet(kept)
-    return labelled.select("publication_number", "first", "later").collect(engine="streaming")
+    if kind == "dataset":
+        named = [name for name in named if name.startswith(("relabeled/", "no_first/"))]
+    read = ["publication_number", *([scheme] if kind == "raw" else ["first", "later"])]
+    kept = {"publication_number": pl.String(), **{name: LABELS[name] for name in ("first", "later")}}
+    written = schema.RAW if kind == "raw" else schema.DATASET
+    columns = pa.schema([(name, written.field(name).type) for name in read])
+    parts = [pl.DataFrame(schema=kept)]
+    for name in named:
+        with open_shard(folder / name, columns) as file:
+            for batch in read_batches(file, ROWS, read, threads=True):
+                rows = pl.DataFrame(batch.cast(columns))  # Polars panics at a broken footer's inner names
+                parts.append((first_later(rows, scheme) if kind == "raw" else rows).select(list(kept)))
+    return pl.concat(parts)
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -21,14 +21,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ewe.config import HOLDOUT
 from ewe.elements import utf8
 from ewe.errors import DataError, UsageError
+from ewe.parquet import open_parquet, read_batches
 from ewe.pipeline import schema
-from ewe.pipeline.shards import FLAT, unreadable
+from ewe.pipeline.split import wrong_name
 from ewe.store import MANIFEST, read_json, read_manifest, sha256_file, sha256_json
 
 Labels = Literal["position", "unordered"]
@@ -266,13 +265,9 @@ class Table(ABC):
             raise DataError(f"{where} has no row of the split train, which labels come from; give it some.")
         if not names:
             raise DataError(f"{where}: no row of the split train has a label; fill label_names.")
-        wrong = [split for split in splits if not re.fullmatch(r"\w+([.-]\w+)*", split)]
-        if wrong:
-            raise DataError(f"{where}: split {wrong[0]!r} cannot be part of a file name; use letters, digits, _ - .")
-        if HOLDOUT in splits:
-            raise DataError(
-                f"{where}: {HOLDOUT} names the rows of train that ewe train keeps apart; rename that split."
-            )
+        for place, split in enumerate(splits):
+            if why := wrong_name(split, [*splits][:place]):
+                raise DataError(f"{where}: split {split!r} {why}; rename that split.")
         self._vocabulary = Vocabulary(sorted(names), sha256_json(sorted(names)))
         _check_size(self._vocabulary, where)
         return self._vocabulary, splits
@@ -308,7 +303,8 @@ class ParquetTable(Table):
         number = 0
         optional: list[str] | None = None
         for file in self.files:
-            found = _parquet_schema(file)
+            with open_parquet(file) as parquet:
+                found = parquet.schema_arrow
             schema.check(found, COLUMNS, str(file), _THEN)
             extra = _optional(found.names)
             optional = extra if optional is None else optional
@@ -398,31 +394,21 @@ def _json_batch(rows: list[tuple[bytes, list[bytes], bytes, bytes]]) -> pa.Recor
     return pa.RecordBatch.from_arrays([pa.array(values, field.type) for values, field in columns], schema=_NORMAL)
 
 
-def _parquet_schema(file: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(file)
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(file, error) from None
-
-
 def _read_parquet(file: Path, columns: list[str], rows: int, then: str) -> Iterator[pa.RecordBatch]:
     """Batches of at most `rows` rows, large strings in them; DataError where the file is broken."""
-    try:
-        with pq.ParquetFile(file, **FLAT) as parquet:
-            missing = [name for name in columns if name not in parquet.schema_arrow.names]
-            if missing:
-                raise DataError(f"{file} has no column {missing[0]}; {then}.")
-            for batch in parquet.iter_batches(rows, columns=columns):
-                if not batch.num_rows:
-                    continue
-                batch.validate(full=True)  # Parquet does not promise valid UTF-8, and the kernels read it as it is
-                for index, field in enumerate(batch.schema):
-                    if _is_text(field.type):
-                        wide = batch.column(index).cast(pa.large_string())
-                        batch = batch.set_column(index, field.name, wide)
-                yield batch
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(file, error) from None
+    with open_parquet(file) as parquet:
+        missing = [name for name in columns if name not in parquet.schema_arrow.names]
+        if missing:
+            raise DataError(f"{file} has no column {missing[0]}; {then}.")
+        for batch in read_batches(parquet, rows, columns, threads=True):
+            if not batch.num_rows:
+                continue
+            batch.validate(full=True)  # Parquet does not promise valid UTF-8, and the kernels read it as it is
+            for index, field in enumerate(batch.schema):
+                if _is_text(field.type):
+                    wide = batch.column(index).cast(pa.large_string())
+                    batch = batch.set_column(index, field.name, wide)
+            yield batch
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import itertools
+import os
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -17,9 +19,9 @@ import sqlglot
 from sqlglot import exp
 
 from ewe.errors import DataError, UsageError
+from ewe.parquet import open_parquet, read_batches
 from ewe.pipeline import schema
 from ewe.pipeline.parts import read_keys, read_parts, write_parts
-from ewe.pipeline.shards import FLAT
 from ewe.progress import bar
 from ewe.store import Store, sha256_json
 
@@ -29,6 +31,7 @@ GATHERED_BYTES = 64 << 20  # of grants that are cut into months at once: a month
 UNIT_ROWS = 20_000  # rows of input one finished part covers, so that a killed run repeats no more
 MADE_UP = b"ewe.made_up"  # Parquet key that marks `ewe-data sample`'s files
 SEED = b"ewe.seed"  # and the one that holds their seed
+THEN = "export or copy it again"  # what to do about a broken file
 
 
 def read_sql(name: str) -> str:
@@ -69,16 +72,13 @@ class ParquetEngine:
         self._keys: dict[Path, list[str]] = {}  # of each scanned part, the month of each of its batches
 
     def config(self) -> dict[str, Any]:
-        """What decides the result: the query, and the input files by size and footer."""
-        footers = [
-            [
-                path.name,
-                path.stat().st_size,
-                [footer.row_group(i).total_byte_size for i in range(footer.num_row_groups)],
-            ]
-            for path, footer in zip(self.files, self.footers, strict=True)
-        ]
-        return {"source": "parquet", "sql_sha256": sha256_json(self.sql), "input_sha256": sha256_json(footers)}
+        """What decides the result: the query, and the input files by name, size and footer.
+
+        A footer holds each column's sizes, offsets and statistics, row group by row group. It stands for the content,
+        so that gigabytes are not read for it: a change that keeps all of these is not seen.
+        """
+        files = [[path.name, path.stat().st_size, _sha256_of_footer(path)] for path in self.files]
+        return {"source": "parquet", "sql_sha256": sha256_json(self.sql), "input_sha256": sha256_json(files)}
 
     def facts(self) -> dict[str, Any]:
         """What the manifest says of the source; `seed` where it is one sample."""
@@ -132,20 +132,17 @@ class ParquetEngine:
     ) -> Iterator[pa.Table]:
         """The query's rows over these row groups, a table for each bounded batch of input."""
         columns = schema.PUBLICATIONS.names
-        try:
-            with pq.ParquetFile(path, **FLAT) as file:
-                footer = file.metadata
-                size = sum(footer.row_group(group).total_byte_size for group in groups)
-                rows = sum(footer.row_group(group).num_rows for group in groups)
-                batch_rows = min(max(BATCH_BYTES * rows // max(size, 1), 256), UNIT_ROWS)
-                for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns):
-                    connection.register(TABLE, pa.Table.from_batches([batch]))
-                    grants = connection.sql(query, params=window).to_arrow_table()
-                    if grants["publication_number"].null_count:
-                        raise DataError(f"{path}: a US grant has no publication_number; export the table again.")
-                    yield grants
-        except (pa.ArrowInvalid, OSError) as error:
-            raise _broken(path, error) from None
+        with open_parquet(path, THEN) as file:
+            footer = file.metadata
+            size = sum(footer.row_group(group).total_byte_size for group in groups)
+            rows = sum(footer.row_group(group).num_rows for group in groups)
+            batch_rows = min(max(BATCH_BYTES * rows // max(size, 1), 256), UNIT_ROWS)
+            for batch in read_batches(file, batch_rows, columns, groups, threads=True):
+                connection.register(TABLE, pa.Table.from_batches([batch]))
+                grants = connection.sql(query, params=window).to_arrow_table()
+                if grants["publication_number"].null_count:
+                    raise DataError(f"{path}: a US grant has no publication_number; export the table again.")
+                yield grants
 
 
 def _gathered(tables: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, pa.Array]]:
@@ -164,15 +161,15 @@ def _gathered(tables: Iterator[pa.Table]) -> Iterator[tuple[pa.Table, pa.Array]]
 
 def _footer(path: Path) -> pq.FileMetaData:
     """The file's footer, once its columns are found to be those of the publications table."""
-    try:
-        footer = pq.read_metadata(path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _broken(path, error) from None
-    schema.check(
-        footer.schema.to_arrow_schema(), schema.PUBLICATIONS, str(path), "export the publications table's own columns"
-    )
-    return footer
+    with open_parquet(path, THEN) as file:
+        schema.check(file.schema_arrow, schema.PUBLICATIONS, str(path), "export the publications table's own columns")
+        return file.metadata
 
 
-def _broken(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]}); export or copy it again.")
+def _sha256_of_footer(path: Path) -> str:
+    """Of a file that has been opened: it ends with the footer, the footer's length in 4 bytes, and PAR1."""
+    with path.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        return hashlib.sha256(file.read(length)).hexdigest()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -250,14 +250,14 @@ class PatentsviewEngine:
     def _join(self, day: str) -> pa.Table:
         """A day's grants in schema.RAW."""
         granted = dt.date.fromisoformat(day)
-        grants = self._rows(day, PATENT).unique("number", keep="first", maintain_order=True)
+        grants = self._rows(day, _table(PATENT), [PATENT]).unique("number", keep="first", maintain_order=True)
         grants = grants.filter(pl.Series(self._granted[grants["number"].to_numpy()] == _days(granted)))
         for side in (
-            _claims(self._rows(day, CLAIMS, *self._claims)),
-            _assignees(self._rows(day, *ASSIGNEES)),
-            _codes(self._rows(day, CPC[self.labels]), "cpc"),
-            _codes(self._rows(day, IPC), "ipc"),
-            _applications(self._rows(day, APPLICATION)),
+            _claims(self._rows(day, _table(CLAIMS), self._claims)),
+            _assignees(self._rows(day, _table(next(iter(ASSIGNEES))), ASSIGNEES)),
+            _codes(self._rows(day, _table(CPC[self.labels]), [CPC[self.labels]]), "cpc"),
+            _codes(self._rows(day, _table(IPC), [IPC]), "ipc"),
+            _applications(self._rows(day, _table(APPLICATION), [APPLICATION])),
         ):
             grants = grants.join(side, on="number", how="left", maintain_order="left")
         rows = grants.select(
@@ -274,10 +274,10 @@ class PatentsviewEngine:
         )
         return rows.to_arrow().cast(schema.RAW)
 
-    def _rows(self, day: str, *names: str) -> pl.DataFrame:
-        """What is kept of tables of one shape (the first name's) for a day; no row of those that are not there."""
+    def _rows(self, day: str, table: _Table, names: Iterable[str]) -> pl.DataFrame:
+        """What is kept for a day of the published tables that are read as `table`; no row of those not there."""
         batches = [batch for name in names if name in self._parts for batch in read_parts(*self._parts[name], day)]
-        return pl.DataFrame(pa.Table.from_batches(batches, _table(names[0]).kept))
+        return pl.DataFrame(pa.Table.from_batches(batches, table.kept))
 
 
 # -- a day's rows -> one row a patent ---------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ewe.errors import DataError
+from ewe.parquet import read_batches
 from ewe.pipeline import card, codes, schema, stats
 from ewe.pipeline.runs import KEY, RowGroups, merge, row_groups
 from ewe.pipeline.shards import WRITTEN, open_shard
@@ -224,7 +225,7 @@ def _by_date(month: Path) -> Iterator[pa.Table]:
         order = np.argsort(days[late], kind="stable")
         held, held_days = _rows(file, late).take(order), days[late][order]
         begin = out = 0
-        for batch in file.iter_batches(CHUNK, columns=schema.RAW.names, use_threads=False):
+        for batch in read_batches(file, CHUNK, schema.RAW.names):
             here = slice(begin, begin + batch.num_rows)
             begin = here.stop
             table = pa.Table.from_batches([batch])
@@ -371,7 +372,7 @@ def _write_shard(out: Files, shard: Shard, how: How, labels: dict[str, list[str]
     if all(map(out.has, (*names.values(), shard.dropped))):
         for config, name in names.items():
             with open_shard(out.folder / name, schema.DATASET) as file:
-                for batch in file.iter_batches(ROW_GROUP, columns=stats.COLUMNS, use_threads=False):
+                for batch in read_batches(file, ROW_GROUP, stats.COLUMNS):
                     tally.add(pa.Table.from_batches([batch]), config)
         out.advance(shard.rows)
         return tally
@@ -507,14 +508,14 @@ def _write_dropped(store: Store, shards: list[Shard], months: Iterable[Path], sp
 def _dropped(path: Path) -> Iterator[pa.Table]:
     """The rows that a shard's months drop, by number."""
     with open_shard(path, schema.DROPPED) as file:
-        for batch in file.iter_batches(ROW_GROUP, use_threads=False):
+        for batch in read_batches(file, ROW_GROUP):
             yield pa.Table.from_batches([batch])
 
 
 def _outside(month: Path, splits: Splits) -> Iterator[pa.Table]:
     """A month's rows that are in no split, as dropped ones, by number."""
     with open_shard(month, schema.RAW) as file:
-        for batch in file.iter_batches(ROW_GROUP, columns=["publication_number", "grant_date"], use_threads=False):
+        for batch in read_batches(file, ROW_GROUP, ["publication_number", "grant_date"]):
             within = np.logical_or.reduce([_within(pa.Table.from_batches([batch]), each) for each in splits.values()])
             numbers = batch.column("publication_number").filter(pa.array(~within))
             if len(numbers):

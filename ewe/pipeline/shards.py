@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ewe.errors import DataError
+from ewe.parquet import open_parquet
 from ewe.pipeline import schema
 
 WRITTEN: dict[str, Any] = {
@@ -18,11 +18,6 @@ WRITTEN: dict[str, Any] = {
     "compression_level": 1,
     "write_page_index": True,
     "write_page_checksum": True,  # else a flipped bit may be decompressed to other words
-}
-FLAT: dict[str, Any] = {  # of pq.ParquetFile
-    "pre_buffer": False,  # else it keeps every row group that it has passed
-    "buffer_size": 1 << 20,
-    "page_checksum_verification": True,
 }
 
 
@@ -33,14 +28,6 @@ def open_shard(path: Path, columns: pa.Schema) -> Iterator[pq.ParquetFile]:
     Raises:
         DataError: the file is broken, now or while it is read, or lacks one of the columns.
     """
-    try:
-        with pq.ParquetFile(path, **FLAT) as file:
-            schema.check(file.schema_arrow, columns, str(path), "make it again")
-            yield file
-    except (pa.ArrowException, OSError) as error:
-        raise unreadable(path, error) from None
-
-
-def unreadable(path: Path, error: BaseException) -> DataError:
-    """What is said of a Parquet file that is broken."""
-    return DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it or make it again.")
+    with open_parquet(path) as file:
+        schema.check(file.schema_arrow, columns, str(path), "make it again")
+        yield file

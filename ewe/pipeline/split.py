@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
-
-import polars as pl
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from ewe.config import HOLDOUT
 from ewe.errors import UsageError
 
-Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
+if TYPE_CHECKING:
+    import polars as pl
+
+Frame = TypeVar("Frame", "pl.DataFrame", "pl.LazyFrame")
 Splits = Mapping[str, tuple[dt.date, dt.date]]  # name -> first and last grant date, both inclusive
 
+_NAME = r"\w+"  # with re.ASCII
 _RESERVED = {HOLDOUT: "the rows of train that ewe train keeps apart", "all": "every split to load_dataset"}
 
 PAPER: Splits = {
@@ -34,10 +36,8 @@ def parse_splits(arguments: Sequence[str]) -> Splits:
     splits: dict[str, tuple[dt.date, dt.date]] = {}
     for argument in arguments:
         name, start, end = _parse(argument)
-        if name in _RESERVED:
-            raise UsageError(f"--split {name}: that name means {_RESERVED[name]}; choose another.")
-        if name.lower() in (other.lower() for other in splits):  # files of one name where case does not count
-            raise UsageError(f"--split {name} is given twice; give each name once.")
+        if why := wrong_name(name, splits):
+            raise UsageError(f"--split {name} {why}; choose another name.")
         for other, (first, last) in splits.items():
             if start <= last and first <= end:
                 raise UsageError(f"--split {name} and {other} overlap; give windows that share no day.")
@@ -47,8 +47,19 @@ def parse_splits(arguments: Sequence[str]) -> Splits:
     return splits or PAPER
 
 
+def wrong_name(name: str, others: Iterable[str]) -> str | None:
+    """Why a split beside these others cannot be called so, to stand behind the name; None where it can."""
+    if not re.fullmatch(_NAME, name, re.ASCII):  # SPLIT.PART.npy and SPLIT-N-of-M.parquet must tell the split
+        return "is not of letters (a to z), digits and _ alone, and files are named after it"
+    if name in _RESERVED:
+        return f"means {_RESERVED[name]}"
+    if name.lower() in (other.lower() for other in others):  # files of one name where case does not count
+        return "is given twice, or differs from another in case alone"
+    return None
+
+
 def _parse(argument: str) -> tuple[str, dt.date, dt.date]:
-    found = re.fullmatch(r"(\w+)=(\d{4}-\d\d-\d\d):(\d{4}-\d\d-\d\d)", argument, re.ASCII)
+    found = re.fullmatch(rf"({_NAME})=(\d{{4}}-\d\d-\d\d):(\d{{4}}-\d\d-\d\d)", argument, re.ASCII)
     if not found:
         raise UsageError(f"--split {argument!r} is not NAME=FROM:TO; write it like train=2006-01-01:2014-12-31.")
     try:
@@ -62,6 +73,8 @@ def _parse(argument: str) -> tuple[str, dt.date, dt.date]:
 
 def assign_split(frame: Frame, splits: Splits = PAPER) -> Frame:
     """Add `split` by `grant_date` (date); null where no split holds the date."""
+    import polars as pl  # here, as encode, which asks for names alone, does without it
+
     column = pl.lit(None, pl.String)
     for name, (start, end) in splits.items():
         column = pl.when(pl.col("grant_date").is_between(start, end)).then(pl.lit(name)).otherwise(column)
