@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ewe import store
+from ewe.elements import PARTS
 from ewe.errors import DataError, UsageError
 from ewe.words import hash_rows
-
-STORED = {"whitespace": "bytes", "bytes": "bytes", "wordpiece": "tokens", "codepoints": "codepoints"}
 
 
 class Batch(NamedTuple):
@@ -111,7 +110,7 @@ class Split:
         indptr, indices, numbers = (
             _map(folder / f"{name}.{part}.npy") for part in ("labels.indptr", "labels.indices", "ids")
         )
-        stored = STORED[meta.tokenizer]
+        stored = PARTS[meta.tokenizer]
         ids = Words(folder, name) if reads == "words" else _map(folder / f"{name}.{stored}.npy")
         split = cls(name, ids, indptr, indices, numbers)
         N = meta.splits[name]["rows"]

@@ -214,6 +214,8 @@ def _bytes(data: Bytes, offsets: Places, out: Bytes, lengths: Places) -> tuple[i
 
 
 TOKENIZERS: dict[str, Callable[..., tuple[int, int, int]]] = {"whitespace": _whitespace, "bytes": _bytes}
+# Of every tokenizer, those of tokens.py too: the part of tensors/ that holds its ids, SPLIT.PART.npy
+PARTS = {"whitespace": "bytes", "bytes": "bytes", "wordpiece": "tokens", "codepoints": "codepoints"}
 
 
 @kernel

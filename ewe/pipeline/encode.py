@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
-from ewe.elements import Bytes, Counts, Places, check, encode_buffers, measure, pack
+from ewe.elements import PARTS, Bytes, Counts, Places, check, encode_buffers, measure, pack
 from ewe.errors import UsageError
 from ewe.pipeline.labelled import Batch, Labels, Source, Split, Vocabulary, open_source
 from ewe.progress import bar, say, warn
@@ -37,7 +37,6 @@ from ewe.store import Files, Store, refuse_inside, sha256_file
 from ewe.tokens import CODE_POINTS, WordPiece, check_size, encode_codepoints, slices
 
 Tokenizer = Literal["whitespace", "bytes", "wordpiece", "codepoints"]
-PARTS = {"whitespace": "bytes", "bytes": "bytes", "wordpiece": "tokens", "codepoints": "codepoints"}  # ids' files
 LETTERS = 16
 ELEMENTS = 256  # ids of letters
 VOCABULARY = 30_522  # BERT's
