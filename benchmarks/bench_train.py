@@ -19,7 +19,8 @@ On a card `share of the limit` is the whole encoder's arithmetic over 790 TFLOP/
 products; ours computes 7% less, as its last layer serves one material. The minutes of 1.91M rows and 10 epochs are
 extrapolated from the timed steps, not measured. Compiling takes a minute a case: on a card give one --batch a call.
 Prints one JSON document and writes it to benchmarks/results/train-DEVICE.json, or train-DEVICE-BATCH.json of one batch
-alone, with -pieces behind it where they are asked for; each case tells its rate on standard error when it ends. Needs no polars.
+alone, with -pieces behind it where they are asked for; each case tells its rate on standard error when it ends. Needs
+no polars.
 """
 
 from __future__ import annotations
