@@ -444,7 +444,7 @@ def train(
 
 
 Run = Annotated[Path, typer.Argument(help="Folder that train made.")]
-Split = Annotated[str | None, typer.Option(help="One split; default: all but train.")]
+Split = Annotated[str | None, typer.Option(help="One split of tensors; default: all but train.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")]
 Threshold = Annotated[

@@ -13,11 +13,14 @@ from __future__ import annotations
 import csv
 import io
 import multiprocessing
+import signal
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,15 +29,16 @@ import matplotlib as mpl
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from ewe import models, progress, published, store
 from ewe.batches import Meta, Split
 from ewe.config import TrainConfig, configure
 from ewe.errors import DataError, EweError, UsageError
-from ewe.evaluate import evaluate_run
-from ewe.metrics import POSITIONS, count, scores
+from ewe.evaluate import evaluate_split
+from ewe.metrics import POSITIONS, Counts, count, scores
 from ewe.models import MODELS
-from ewe.predict import load
+from ewe.predict import check_labels, load, misfit
 from ewe.train import train_model
 
 GUESS = "most frequent labels"  # the row that any system must beat
@@ -57,7 +61,7 @@ PUBLISHED_NOTE = (
     "Published: 1.91M grants of 2006-2014, 1,328 labels, 10 epochs of batches of 32. "
     "† other data here, ‡ another budget here: not to be compared."
 )
-PAPER = {"epochs": 10, "batch_size": 32, "labels": 1328}
+PAPER = {"epochs": 10, "batch_size": 32, "labels": 1328, "threshold": 0.3}
 PAPER_ROWS = (1_800_000, 2_000_000)  # 1.91M, give or take what the table has gained and lost since
 
 
@@ -69,8 +73,6 @@ class System:
     model: str
     tensors: Path
     run: Path | None = None
-    measured: list[dict[str, Any]] = field(default_factory=list, compare=False)
-    """of each seed"""
 
 
 def compare_models(
@@ -89,7 +91,8 @@ def compare_models(
         tensors: folders that encode made of one dataset, one a tokenizer.
         out: folder to write.
         names: models, each perhaps as MODEL@FOLDER to choose among the tensors that it could read, by the folder's
-            own name; and groups: "paper", "byt5", "baselines", "all" stand for those of them that the tensors allow.
+            own name; and groups: "paper", "byt5", "baselines", "all" stand for those of them that the tensors allow;
+            a warning and the table say which they do not.
         runs: finished runs to take as they are, a row each.
         seeds: how often each is trained; the table then has mean and standard deviation.
         preset: a key of ewe.config.PRESETS, for all.
@@ -99,8 +102,8 @@ def compare_models(
         A summary: the table's rows and where it is.
 
     Raises:
-        UsageError: a model is unknown, or no tensors are there that it reads.
-        DataError: the tensors are not of the same rows and labels.
+        UsageError: a model is unknown, or no tensors are there that it reads, or two folders of them have one name.
+        DataError: the tensors are not of the same rows and labels, or a run has other labels.
     """
     folders = {path: Meta.read(path) for path in tensors}
     _check_same(folders)
@@ -112,6 +115,11 @@ def compare_models(
     for system in systems:
         if not system.run:
             _check_fits(system, folders[system.tensors], config)
+    if left_out := _left_out(names, folders):
+        progress.warn(
+            f"{out} goes without {_listed(left_out)}, as no tensors named are of that --tokenizer; encode them and "
+            "name their folder too."
+        )
     decides = {
         "systems": {system.name: system.run and store.read_manifest(system.run, "run")["files"] for system in systems},
         "tensors": {path.name: meta.manifest["config_sha256"] for path, meta in folders.items()},
@@ -123,6 +131,8 @@ def compare_models(
             progress.say(f"{out} is finished; nothing to do.")
             return {"out": str(out), **comparison.manifest["summary"]}
         comparison.write_json("plan.json", {system.name: str(system.tensors) for system in systems})
+        measured: dict[str, list[dict[str, Any]]] = {system.name: [] for system in systems}  # of each seed
+        how = {"device": config.device, "precision": config.precision}
         with progress.bar("compare", len(systems) * seeds, "runs") as advance:
             for system in systems:
                 for seed in range(1 if system.run else seeds):
@@ -131,11 +141,11 @@ def compare_models(
                         progress.say(f"{system.name}, seed {seed}")
                         run = system.run or out / "runs" / system.name / f"seed-{seed}"
                         settings = {"preset": preset, **choices, "model": system.model, "seed": seed}
-                        measured = _apart(_measure, system.tensors, run, splits, None if system.run else settings)
-                        comparison.write_json(name, measured)
-                    system.measured.append(store.read_json(out / name))
+                        given = (system.tensors, run, splits, how, None if system.run else settings)
+                        comparison.write_json(name, _apart(_measure, *given))
+                    measured[system.name].append(store.read_json(out / name))
                     advance()
-        table = _table(systems, splits, folders)
+        table = _table(systems, measured, splits, folders) | {"left_out": left_out}
         comparison.write_json("table.json", table)
         comparison.write_text("table.md", markdown(table))
         comparison.write_text("table.csv", _csv(table))
@@ -146,9 +156,16 @@ def compare_models(
 
 
 def _check_same(folders: Mapping[Path, Meta]) -> None:
-    """All folders must hold the same rows in the same order, with the same labels."""
+    """All folders must hold the same rows in the same order, with the same labels, each under a name of its own."""
     if not folders:
         raise UsageError("Name at least one tensors folder.")
+    names: dict[str, Path] = {}
+    for path in folders:
+        if names.setdefault(path.name, path) != path:
+            raise UsageError(
+                f"{names[path.name]} and {path} are both named {path.name}, as which MODEL@{path.name} and the "
+                "comparison know a folder; rename one."
+            )
     first, *others = folders
     for other in others:
         a, b = folders[first], folders[other]
@@ -195,14 +212,10 @@ def _systems(names: Sequence[str], runs: Sequence[Path], folders: Mapping[Path, 
         store.read_manifest(run, "run")
         config = store.read_json(run / "config.json")
         name = f"{config['model']} ({run.name})"
-        fitting = [
-            path
-            for path, meta in folders.items()
-            if not models.find(config["model"]).tokenizers
-            or (meta.tokenizer, meta.u, meta.v) == tuple(config["input"][key] for key in ("tokenizer", "u", "v"))
-        ]
+        fitting = [path for path, meta in folders.items() if not misfit(run, config, path, meta)]
         if not fitting or name in found:
             raise UsageError(f"{run} was trained on tensors that are not named here, or is named twice.")
+        check_labels(run, store.read_json(run / "labels.json"), fitting[0], folders[fitting[0]])
         found[name] = System(name, config["model"], fitting[0], run)
     if not found:
         raise UsageError(f"No model of {', '.join(names)} reads these tensors; see ewe info --all.")
@@ -215,6 +228,20 @@ def _fitting(model: str, folder: str, folders: Mapping[Path, Meta]) -> list[Path
     fitting = [path for path, meta in folders.items() if not known.tokenizers or meta.tokenizer in known.tokenizers]
     fitting = [path for path in fitting if not folder or path.name == folder]
     return sorted(fitting, key=lambda path: known.letters not in (0, folders[path].v))
+
+
+def _left_out(names: Sequence[str], folders: Mapping[Path, Meta]) -> dict[str, str]:
+    """The models of the named groups that no tensors fit, and the tokenizer that each needs."""
+    grouped = dict.fromkeys(model for name in names for model in _groups(name))
+    return {model: " or ".join(models.find(model).tokenizers) for model in grouped if not _fitting(model, "", folders)}
+
+
+def _listed(left_out: Mapping[str, str]) -> str:
+    """As `bert-orig, albert-orig (--tokenizer wordpiece), canine-orig (--tokenizer codepoints)`."""
+    found: dict[str, list[str]] = {}
+    for model, tokenizer in left_out.items():
+        found.setdefault(tokenizer, []).append(model)
+    return ", ".join(f"{', '.join(each)} (--tokenizer {tokenizer})" for tokenizer, each in found.items())
 
 
 def _check_fits(system: System, meta: Meta, config: TrainConfig) -> None:
@@ -233,21 +260,44 @@ def _apart(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(sender, progress.is_quiet(), function, arguments))
-    process.start()
-    sender.close()
     try:
+        with _uninterrupted():
+            process.start()
+        sender.close()
         result: dict[str, Any] | EweError = receiver.recv()
     except EOFError:
         process.join()
-        raise EweError(
-            f"A process ended with {process.exitcode} before its result; for want of memory? Run the command again."
-        ) from None
+        raise EweError(_died(process.exitcode or 0)) from None
     finally:
-        process.terminate()  # where this process is being stopped: training keeps a checkpoint
-        process.join()
+        if process.pid:
+            process.terminate()  # where this process is being stopped: training keeps a checkpoint
+            process.join()
     if isinstance(result, EweError):
         raise result
     return result
+
+
+def _died(code: int) -> str:
+    """Of a process that ended without a word: a signal, which is what a lack of memory looks like, or its own error."""
+    if code < 0:
+        return f"A process was ended by signal {-code} before its result; for want of memory? Run the command again."
+    return f"A process ended with {code} before its result; mend what it says above and run the command again."
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Have a process that is started here ignore Ctrl-C, from its first import on.
+
+    A terminal sends it to parent and child; the parent alone answers, and ends the child.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a new process inherits
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def _send(sender: Connection, quiet: bool, function: Callable[..., dict[str, Any]], arguments: Any) -> None:
@@ -258,17 +308,26 @@ def _send(sender: Connection, quiet: bool, function: Callable[..., dict[str, Any
         sender.send(error)
 
 
-def _measure(tensors: Path, run: Path, splits: list[str], settings: dict[str, Any] | None) -> dict[str, Any]:
+def _measure(
+    tensors: Path, run: Path, splits: list[str], how: dict[str, str], settings: dict[str, Any] | None
+) -> dict[str, Any]:
     """Train, unless the run is given; evaluate; say what it took.
 
     Inference is timed on the largest split, from tensors/, after the evaluation has warmed everything up.
+
+    Args:
+        tensors: what the run reads.
+        run: its folder.
+        splits: what to evaluate.
+        how: device and precision of the evaluation.
+        settings: arguments of `train_model`, device and precision among them; None for a finished run.
     """
     trained = train_model(tensors, run, **settings) if settings else {}
+    opened, meta = load(run, **how), Meta.read(tensors)
     evaluations = {}
     for split in splits:
-        evaluate_run(run, tensors, split=split)
-        evaluations[split] = store.read_json(run / f"evaluation-{split}.json") | {"groups": _by_frequency(run, split)}
-    opened, meta = load(run), Meta.read(tensors)
+        report, counts = evaluate_split(opened, tensors, meta, split)
+        evaluations[split] = report | {"groups": _by_frequency(np.array(opened.labels["counts"]), counts)}
     largest = Split.open(tensors, max(splits, key=lambda name: meta.splits[name]["rows"]), meta, opened.reads)
     begun = time.perf_counter()
     count(
@@ -310,17 +369,13 @@ def _peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _by_frequency(run: Path, split: str) -> dict[str, dict[str, Any]]:
-    """Micro figures over head, middle and tail labels, told apart by how often train has them.
+def _by_frequency(trained: NDArray[np.int64], counts: Counts) -> dict[str, dict[str, Any]]:
+    """Micro figures over head, middle and tail labels, told apart by how often train has them: `trained` (L,).
 
     Head is the shortest run of most frequent labels that holds half of train's, head and middle together hold 90%
     (the paper's majors).
     """
-    trained = np.array(store.read_json(run / "labels.json")["counts"])
-    with (run / f"labels-{split}.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    support, predicted = (np.array([int(row[name]) for row in rows]) for name in ("support", "predicted"))
-    tp = np.rint(support * np.array([float(row["recall"]) for row in rows])).astype(np.int64)
+    tp, predicted, support = (each.cpu().numpy() for each in (counts.tp, counts.predicted, counts.support))
     order = np.argsort(-trained, kind="stable")
     before = (trained[order].cumsum() - trained[order]) / max(trained.sum(), 1)
     group = np.empty(len(order), np.int64)
@@ -338,13 +393,18 @@ def _by_frequency(run: Path, split: str) -> dict[str, dict[str, Any]]:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _table(systems: Sequence[System], splits: Sequence[str], folders: Mapping[Path, Meta]) -> dict[str, Any]:
-    """Every figure as JSON values: a row a system, the guess last."""
-    rows = [_row(system, splits, folders[system.tensors]) for system in systems]
-    first = systems[0].measured[0]
+def _table(
+    systems: Sequence[System],
+    measured: Mapping[str, Sequence[dict[str, Any]]],
+    splits: Sequence[str],
+    folders: Mapping[Path, Meta],
+) -> dict[str, Any]:
+    """Every figure as JSON values: a row a system, the guess last; `measured` has those of each seed by its name."""
+    rows = [_row(system, measured[system.name], splits, folders[system.tensors]) for system in systems]
+    first = measured[systems[0].name][0]
     guess: dict[str, Any] = {"system": GUESS, "tokenizer": None, "table_1": [], "published": {}, "differs": []}
     guess |= dict.fromkeys(("parameters", "embedding", "train_examples_per_second", "inference_examples_per_second"))
-    guess["peak_memory_bytes"] = None
+    guess |= {"peak_memory_bytes": None, "threshold": None}
     for split in splits:
         evaluation = first["evaluations"][split]["most_frequent"]
         guess[split] = {name: _spread([value]) for name, value in _figures(evaluation).items()}
@@ -354,14 +414,13 @@ def _table(systems: Sequence[System], splits: Sequence[str], folders: Mapping[Pa
         "training_rows": meta.splits["train"]["rows"],
         "labels": len(meta.label_names),
         "compute": first["compute"],
-        "seeds": max(len(system.measured) for system in systems),
+        "seeds": max(map(len, measured.values())),
         "made_up": meta.made_up,
         "rows": [*rows, guess],
     }
 
 
-def _row(system: System, splits: Sequence[str], meta: Meta) -> dict[str, Any]:
-    measured = system.measured
+def _row(system: System, measured: Sequence[dict[str, Any]], splits: Sequence[str], meta: Meta) -> dict[str, Any]:
     sizes = measured[0]["sizes"]
     row: dict[str, Any] = {
         "system": system.name,
@@ -371,6 +430,7 @@ def _row(system: System, splits: Sequence[str], meta: Meta) -> dict[str, Any]:
         "table_1": published.SIZES.get(system.model, []),
         "published": published.SCORES.get(system.model, {}),
         "differs": _differences(measured[0], meta),
+        "threshold": measured[0]["training"]["threshold"],
     }
     for name in ("train_examples_per_second", "inference_examples_per_second", "peak_memory_bytes"):
         values = [each[name] for each in measured if each[name] is not None]
@@ -428,9 +488,17 @@ def markdown(table: Mapping[str, Any]) -> str:
     for split, N in table["splits"].items():
         lines += ["", f"## {split}: {N:,} rows", "", *_scores(rows, split)]
     lines += ["", NOTE]
+    if others := [f"{row['system']} above {row['threshold']}" for row in rows if _has_other_threshold(row)]:
+        lines += ["", f"§ Labels above another probability than {PAPER['threshold']}: {', '.join(others)}."]
+    if table["left_out"]:
+        lines += ["", f"Left out, as no tensors of that --tokenizer are here: {_listed(table['left_out'])}."]
     if any(split in row["published"] for row in rows for split in table["splits"]):
         lines += ["", PUBLISHED_NOTE]
     return "\n".join(lines) + "\n"
+
+
+def _has_other_threshold(row: Mapping[str, Any]) -> bool:
+    return row["threshold"] not in (None, PAPER["threshold"])
 
 
 def _scores(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
@@ -442,7 +510,8 @@ def _scores(rows: Sequence[Mapping[str, Any]], split: str) -> list[str]:
         figures = [_per_cent(row[split].get(name)) for name in names]
         if row[split]["f1"]["mean"] == best:
             figures[0] = f"**{figures[0]}**"
-        lines.append([row["system"], *figures, *([_printed(row, split)] if compared else [])])
+        name = row["system"] + " §" * _has_other_threshold(row)
+        lines.append([name, *figures, *([_printed(row, split)] if compared else [])])
     heads = [SHOWN[name] for name in names]
     return _lines(["system", *heads, *(["published F1 / P / R"] if compared else [])], lines, left=1)
 
@@ -480,6 +549,7 @@ def _csv(table: Mapping[str, Any]) -> str:
         "train_examples_per_second",
         "inference_examples_per_second",
         "peak_memory_bytes",
+        "threshold",
     ]
     spreads = [f"{name}_deviation" for name in SHOWN]
     writer = csv.DictWriter(

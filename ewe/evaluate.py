@@ -12,13 +12,14 @@ from ewe import progress, store
 from ewe.batches import Meta, Split, held_out
 from ewe.config import HOLDOUT
 from ewe.errors import UsageError
-from ewe.metrics import POSITIONS, count, most_frequent
+from ewe.metrics import POSITIONS, Counts, count, most_frequent
 from ewe.predict import Run, load
 
 
 def evaluate_run(
     run: Path,
     tensors: Path,
+    *,
     split: str | None = None,
     threshold: str | float | None = None,
     device: str = "auto",
@@ -45,32 +46,43 @@ def evaluate_run(
         UsageError: there is no such split or threshold, or the run has not been tuned.
         DataError: the tensors were encoded otherwise than the run's, or have other labels.
     """
-    opened = load(run, device, precision, threshold)
+    opened = load(run, device, precision, threshold=threshold)
     meta = Meta.read(tensors)
     opened.check(tensors, meta)
     opened.check_labels(tensors, meta)
     names = [split] if split else [name for name in meta.splits if name != "train"]
     if not names:
         raise UsageError(f"{tensors} has no split besides train; name one with --split.")
-    made_up = meta.made_up or opened.config["made_up"]
-    suffix = "" if opened.rule.name == str(opened.threshold) else f".{opened.rule.name}"
-    summary: dict[str, Any] = {"run": str(run), "made_up": made_up}
+    summary: dict[str, Any] = {"run": str(run), "made_up": meta.made_up or opened.config["made_up"]}
     for name in names:
-        chosen, rows = select(opened, tensors, meta, name)
-        with progress.bar(f"evaluate {name}", len(rows), "texts") as advance:
-            counts = count(
-                opened.model, opened.compute, chosen, rows, opened.names, opened.rule, opened.batch_size, advance
-            )
-        labels = opened.labels
-        guess = most_frequent(opened.names, np.array(labels["counts"]), labels["rows"], counts)
-        report = {"split": name, **counts.report(), "most_frequent": guess}
-        report |= {"data": meta.splits.get(name, {}), "compute": str(opened.compute), "made_up": made_up}
-        if not report["predicted_positives"]:
-            progress.warn(f"{run} predicts no label on {name}; train it longer or lower --threshold.")
-        store.publish_json(run / f"evaluation-{name}{suffix}.json", report)
-        store.publish_text(run / f"labels-{name}{suffix}.tsv", counts.table())
+        report, _ = evaluate_split(opened, tensors, meta, name)
         summary[name] = _main_figures(report)
     return summary
+
+
+def evaluate_split(run: Run, tensors: Path, meta: Meta, name: str) -> tuple[dict[str, Any], Counts]:
+    """Evaluate a run on one split, or "holdout", of tensors that fit it; writes as `evaluate_run` does.
+
+    Returns:
+        What evaluation-SPLIT.json holds, and the counts of each label that it is made of.
+
+    Raises:
+        UsageError: there is no such split, or the run held no rows out.
+    """
+    chosen, rows = select(run, tensors, meta, name)
+    with progress.bar(f"evaluate {name}", len(rows), "texts") as advance:
+        counts = count(run.model, run.compute, chosen, rows, run.names, run.rule, run.batch_size, advance)
+    guess = most_frequent(run.names, np.array(run.labels["counts"]), run.labels["rows"], counts)
+    report = {"split": name, **counts.report(), "most_frequent": guess, "data": meta.splits.get(name, {})}
+    report |= {"compute": str(run.compute), "made_up": meta.made_up or run.config["made_up"]}
+    if not len(rows):
+        progress.warn(f"{name} of {tensors} has no row, so all its figures are 0; name another split with --split.")
+    elif not report["predicted_positives"]:
+        progress.warn(f"{run.folder} predicts no label on {name}; train it longer or lower --threshold.")
+    suffix = "" if run.rule.name == str(run.threshold) else f".{run.rule.name}"
+    store.publish_json(run.folder / f"evaluation-{name}{suffix}.json", report)
+    store.publish_text(run.folder / f"labels-{name}{suffix}.tsv", counts.table())
+    return report, counts
 
 
 def select(run: Run, tensors: Path, meta: Meta, name: str) -> tuple[Split, NDArray[np.int64]]:

@@ -53,19 +53,19 @@ class Counts:
 
     def update(self, logits: Tensor, batch: Batch) -> None:
         """Count a batch: logits (B, L) and the labels they should have given."""
-        probabilities = logits.float().sigmoid()
-        truth = torch.zeros_like(probabilities, dtype=torch.bool)
+        truth = torch.zeros_like(logits, dtype=torch.bool)
         truth[batch.rows, batch.columns] = True
-        predicted = self.rule(probabilities)
+        predicted = self.rule(logits)
         self.rows += len(truth)
         self.tp += (truth & predicted).sum(0)
         self.predicted += predicted.sum(0)
         self.support += truth.sum(0)
-        ranked = truth.gather(1, probabilities.topk(min(CUTS[-1], truth.shape[1])).indices)
+        # ranked by logits, which differ where probabilities are all 1.0
+        ranked = truth.gather(1, logits.topk(min(CUTS[-1], truth.shape[1])).indices)
         self.hits += torch.stack([ranked[:, :k].sum() for k in CUTS])
         if self.first.any():
             first = truth[:, self.first]
-            best = probabilities[:, self.first].argmax(1, keepdim=True)
+            best = logits[:, self.first].argmax(1, keepdim=True)
             self.first_hits += first.gather(1, best).sum()
             self.first_rows += first.any(1).sum()
 
@@ -86,12 +86,14 @@ class Counts:
         return report | {"positives": int(support.sum()), "predicted_positives": int(predicted.sum())}
 
     def table(self) -> str:
-        """Support, predictions, precision, recall and F1 a label, as tab-separated text."""
+        """Support, predictions, precision, recall and F1 a label, as tab-separated text that the csv module reads."""
         lines = ["label\tsupport\tpredicted\tprecision\trecall\tf1"]
         for name, tp, predicted, support in zip(self.names, self.tp, self.predicted, self.support, strict=True):
             figures = scores(*(np.array([int(t)]) for t in (tp, predicted, support)))["micro"]
             lines.append(
-                "\t".join([name, str(int(support)), str(int(predicted)), *(f"{x:.6f}" for x in figures.values())])
+                "\t".join(
+                    [_quoted(name), str(int(support)), str(int(predicted)), *(f"{x:.6f}" for x in figures.values())]
+                )
             )
         return "\n".join(lines) + "\n"
 
@@ -195,6 +197,11 @@ def scores(tp: NDArray[np.int64], predicted: NDArray[np.int64], support: NDArray
         "f1": float(_ratios(2 * tp, predicted + support).mean()),
     }
     return {"micro": micro, "macro": macro}
+
+
+def _quoted(name: str) -> str:
+    """A name as a field of the table; the csv module itself, before Python 3.13, leaves a lone carriage return bare."""
+    return '"' + name.replace('"', '""') + '"' if any(each in name for each in '\t\r\n"') else name
 
 
 def _ratio(part: int | np.int64, whole: int | np.int64) -> float:

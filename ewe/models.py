@@ -122,8 +122,11 @@ def shape(model: str, sizes: Sizes, tokenizer: str, options: Mapping[str, Any] |
     for name, value in chosen.items():
         if name not in allowed:
             raise UsageError(f"{model} has no option {name}; it has {', '.join(allowed) or 'none'}.")
-        if isinstance(own[name], bool | int | float | str) and not isinstance(value, type(own[name])):
-            raise UsageError(f"--option {name} of {model} must be like {own[name]!r}, not {value!r}.")
+        like = own[name]
+        if type(like) is float and type(value) is int:  # JSON's 5 is an int, and 5.0 is meant
+            chosen[name] = float(value)
+        elif isinstance(like, bool | int | float | str) and type(value) is not type(like):  # True is no int here
+            raise UsageError(f"--option {name} of {model} must be like {like!r}, not {value!r}.")
     if not sizes.focus and "focus" not in own:
         raise UsageError(f"{model} has no focus embeddings to leave out; drop --no-focus.")
     decided = {name: value for name, value in found.options.items() if name in common}

@@ -7,7 +7,8 @@ read, BERT is compiled for batches of one size, to which the last is padded.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -28,7 +29,7 @@ from ewe.compute import Compute
 from ewe.elements import encode
 from ewe.embedding import ElementwiseEmbedding
 from ewe.errors import DataError, UsageError
-from ewe.inputs import read_texts
+from ewe.inputs import STDIN, read_texts
 from ewe.tokens import WordPiece, codepoints
 
 BATCH_SIZE = 128
@@ -36,6 +37,7 @@ ON_CARD = 512  # texts at a time on a card
 MANY = 2_000_000  # texts whose time compiling pays for, on a card: an estimate (benchmarks/README.md)
 MAX_CLAIMS = 20  # where the run's texts did not come from claims
 ROW_GROUP = 16_384  # rows of a row group in the predictions' Parquet
+VOCABULARY = "tokenizer.json"  # of WordPiece, in tensors and run
 
 Chosen = Iterator[tuple[list[str], list[float]]]  # of each row label names and probabilities, most probable first
 Encoded = Iterator[tuple[Tensor | NDArray[Any], list[str]]]  # ids as the model reads them, and the texts' names
@@ -49,7 +51,7 @@ class Run:
     Attributes:
         names: the L labels, in the order of the logits.
         threshold: the run's own, of a predicted label's probability.
-        rule: which labels are predicted, from probabilities (B, L).
+        rule: which labels are predicted, from logits (B, L).
         model: in evaluation mode, its positions folded.
         encode: texts -> ids as the model reads them.
     """
@@ -89,22 +91,12 @@ class Run:
 
     def check(self, tensors: Path, meta: Meta) -> None:
         """Raise DataError unless the tensors were encoded as this run's training tensors were."""
-        if self.reads == "words":  # which every folder has, however it was encoded
-            return
-        for what, theirs, ours in (
-            ("--tokenizer", meta.tokenizer, self.input["tokenizer"]),
-            ("--words", meta.u, self.input["u"]),
-            ("--letters", meta.v, self.input["v"]),
-        ):
-            if theirs != ours:
-                raise DataError(f"{tensors} has {what} {theirs}, {self.folder} {ours}; encode with {what} {ours}.")
+        if why := misfit(self.folder, self.config, tensors, meta):
+            raise DataError(why)
 
     def check_labels(self, tensors: Path, meta: Meta) -> None:
         """Raise DataError unless the tensors have this run's labels."""
-        if meta.labels_sha256 != self.labels["sha256"]:
-            raise DataError(
-                f"{tensors} has other labels than {self.folder}; encode the dataset that it was trained on."
-            )
+        check_labels(self.folder, self.labels, tensors, meta)
 
     def _encoder(self) -> Callable[[Sequence[str]], NDArray[Any]]:
         """What makes ids of new texts, as encode made those of the tensors."""
@@ -112,7 +104,7 @@ class Run:
         if self.reads == "words":
             return words.encode
         if tokenizer == "wordpiece":
-            pieces = WordPiece.load(self.folder / "tokenizer.json")
+            pieces = WordPiece.load(self.folder / VOCABULARY)
             return lambda texts: pieces.encode(texts, u).astype(np.int64)
         if tokenizer == "codepoints":
             return lambda texts: codepoints(texts, u).astype(np.int64)
@@ -154,15 +146,15 @@ class Run:
 
     def begin(self, logits: Tensor, top_k: int | None) -> Callable[[], Chosen]:
         """As `choose`, but the device's part alone; what is returned waits for it and gives the rows."""
-        p = logits.sigmoid()
         if top_k is not None:
-            counts = torch.full((len(p),), min(top_k, len(self.names)))
+            counts = torch.full((len(logits),), min(top_k, len(self.names)))
         else:
-            predicted = self.rule(p)
+            predicted = self.rule(logits)
             counts = predicted.sum(1)
-            p = p.where(predicted, -1.0)
-        ranked = p.sort(descending=True, stable=True)
-        counts, p, order = (t[..., :top_k].to("cpu", non_blocking=True) for t in (counts[:, None], *ranked))
+            logits = logits.where(predicted, -math.inf)
+        # ranked by logits, which differ where probabilities are all 1.0
+        z, order = (t[:, :top_k] for t in logits.sort(descending=True, stable=True))
+        counts, p, order = (t.to("cpu", non_blocking=True) for t in (counts[:, None], z.sigmoid(), order))
         done = torch.cuda.Event() if logits.is_cuda else None  # type: ignore[no-untyped-call]
         if done:
             done.record()
@@ -178,7 +170,45 @@ class Run:
         return rows
 
 
-def load(run: Path | str, device: str = "auto", precision: str = "auto", threshold: str | float | None = None) -> Run:
+def misfit(run: Path, config: Mapping[str, Any], tensors: Path, meta: Meta) -> str:
+    """In one sentence, why the tensors were not encoded as a run's training tensors were; "" where they were.
+
+    Args:
+        run: folder that train made.
+        config: the content of its config.json.
+        tensors: folder that encode made.
+        meta: of the tensors.
+
+    Raises:
+        DataError: a tokenizer.json is missing or broken.
+    """
+    if not models.find(config["model"]).tokenizers:  # it reads words, which every folder has, however it was encoded
+        return ""
+    own = config["input"]
+    for what, theirs, ours in (
+        ("--tokenizer", meta.tokenizer, own["tokenizer"]),
+        ("--words", meta.u, own["u"]),
+        ("--letters", meta.v, own["v"]),
+    ):
+        if theirs != ours:
+            return f"{tensors} has {what} {theirs}, {run} {ours}; encode with {what} {ours}."
+    if meta.tokenizer == "wordpiece":
+        # opened, as one vocabulary may be written in several ways: by another release of tokenizers, say
+        theirs, ours = (WordPiece.load(folder / VOCABULARY).to_json() for folder in (tensors, run))
+        if theirs != ours:
+            return f"{tensors} has another vocabulary than {run}; encode with --vocabulary {run / VOCABULARY}."
+    return ""
+
+
+def check_labels(run: Path, labels: Mapping[str, Any], tensors: Path, meta: Meta) -> None:
+    """Raise DataError unless the tensors have a run's labels, the content of its labels.json."""
+    if meta.labels_sha256 != labels["sha256"]:
+        raise DataError(f"{tensors} has other labels than {run}; encode the dataset that it was trained on.")
+
+
+def load(
+    run: Path | str, device: str = "auto", precision: str = "auto", *, threshold: str | float | None = None
+) -> Run:
     """Open a finished run for prediction; see Run.
 
     Args:
@@ -238,6 +268,7 @@ def predict_file(
     run: Path,
     source: Path,
     out: Path,
+    *,
     top_k: int | None = None,
     split: str | None = None,
     device: str = "auto",
@@ -262,7 +293,8 @@ def predict_file(
         A summary: rows, labels a row.
 
     Raises:
-        UsageError: `out` has another ending, there is no such split, or both top_k and threshold are given.
+        UsageError: `out` has another ending, is the source, or lies in the run or in a folder that is or holds the
+            source; there is no such split, or a split of texts is asked for; or both top_k and threshold are given.
         DataError: the source does not hold what it must.
     """
     if out.suffix not in WRITERS:
@@ -270,8 +302,11 @@ def predict_file(
     _check_top_k(top_k)
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k takes the best labels whatever their --threshold; give one of the two.")
-    opened = load(run, device, precision, threshold)
+    _refuse_overwriting(run, source, out)
     is_tensors = (source / "meta.json").is_file()
+    if split is not None and not is_tensors:
+        raise UsageError(f"--split belongs to tensors, which {source} is not; leave it out or name a tensors folder.")
+    opened = load(run, device, precision, threshold=threshold)
     total, batches = _from_tensors(opened, source, split) if is_tensors else _from_texts(opened, source)
     opened.expect(total or 0)
     rows = labels = 0
@@ -288,6 +323,29 @@ def predict_file(
     if rows and not labels:
         progress.warn("No label's probability is above its threshold; ask for the best ones with --top-k.")
     return {"out": str(out), "rows": rows, "labels_a_row": labels / max(rows, 1), "made_up": opened.config["made_up"]}
+
+
+def _refuse_overwriting(run: Path, source: Path, out: Path) -> None:
+    """UsageError where `out` would replace the input, be read as input the next time, or break what a command made."""
+    store.refuse_inside(out, run)
+    if source == STDIN:
+        return
+    if out.exists() and source.exists() and out.samefile(source):
+        raise UsageError(f"--out {out} is the input itself; name another file.")
+    if out.suffix == ".parquet" and out.resolve().parent == source.resolve():  # of a folder every Parquet is read
+        raise UsageError(f"--out {out} lies in the input {source}; name a file beside it.")
+    for folder in (source, *source.resolve().parents[:2]):  # a dataset's files lie in relabeled/
+        if _is_made(folder):
+            store.refuse_inside(out, folder)
+
+
+def _is_made(folder: Path) -> bool:
+    """Whether one of the commands made a folder; another program's manifest.json counts for nothing."""
+    try:
+        manifest = store.read_json(folder / store.MANIFEST)
+    except (DataError, OSError):  # it has none, or is no folder
+        return False
+    return isinstance(manifest, dict) and manifest.get("kind") in store.MADE_BY
 
 
 def _one_ahead(items: Iterator[Item]) -> Iterator[Item]:

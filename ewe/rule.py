@@ -24,7 +24,11 @@ FILE = "thresholds.json"  # of a run, written by ewe tune
 
 @dataclass(frozen=True)
 class Rule:
-    """A function of probabilities float32 (B, L) that says which labels are predicted, bool (B, L)."""
+    """A function of logits (B, L) that says which labels are predicted, bool (B, L).
+
+    Thresholds are of probabilities; what is the most probable is asked of the logits, as a float32 sigmoid is 1.0
+    above 17 or so and tells such labels no longer apart.
+    """
 
     name: str
     """global, labels, first, or the threshold itself"""
@@ -44,11 +48,11 @@ class Rule:
         first = [index for index, name in enumerate(names) if name.startswith(FIRST)]
         return cls("first", torch.tensor(threshold, dtype=torch.float32), torch.tensor(first))
 
-    def __call__(self, probabilities: Tensor) -> Tensor:
-        """Which labels are predicted, bool (B, L), on the device of the probabilities (B, L) and of the rule."""
-        predicted = probabilities > self.thresholds
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Which labels are predicted, bool (B, L), on the device of the logits (B, L) and of the rule."""
+        predicted = logits.float().sigmoid() > self.thresholds
         if self.first is not None:
-            best = self.first[probabilities[:, self.first].argmax(1)]
+            best = self.first[logits[:, self.first].argmax(1)]
             predicted[:, self.first] = False
             predicted.scatter_(1, best[:, None], value=True)
         return predicted

@@ -36,7 +36,7 @@ LOGITS = np.linspace(-8, 8, 2049)  # where bins meet, before the sigmoid: 1/128 
 NEVER = 1.0  # no probability is above it
 
 
-def tune_run(run: Path, tensors: Path, device: str = "auto", precision: str = "auto") -> dict[str, Any]:
+def tune_run(run: Path, tensors: Path, *, device: str = "auto", precision: str = "auto") -> dict[str, Any]:
     """Find thresholds on the rows that a run held out, store them in it, and say what they gain on the test splits.
 
     The thresholds are in thresholds.json before the first test row is read. Found once, they stand: the same call

@@ -1,24 +1,32 @@
 """`ewe compare`: one table of several systems, resumable, from tensors that must be of the same rows."""
 
 import csv
-import json
+import importlib
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import f1_score
 from tiny_tensors import NAMES, write_tensors
 
 from ewe import compare, store
 from ewe.batches import Meta, Split
 from ewe.compare import GUESS, compare_models
-from ewe.errors import DataError, UsageError
+from ewe.errors import DataError, EweError, UsageError
+from ewe.metrics import Counts
 from ewe.predict import load
+from ewe.tokens import SPECIAL, WordPiece
 from ewe.train import train_model
 
 TINY = {"preset": "tiny", "layers": 1, "width": 8, "heads": 2, "epochs": 2, "min_steps": 0, "device": "cpu"}
 ROWS = {"train": 60, "test_2015a": 20, "test_2015b": 15}
+CPU = {"device": "cpu", "precision": "fp32"}
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +118,14 @@ def test_the_same_call_goes_on_and_measures_nothing_twice(
         compare_models(tensors[:1], tmp_path / "out", names=names, **{**TINY, "epochs": 3})
 
 
-def test_head_middle_and_tail_hold_the_shares_they_say(tmp_path: Path) -> None:
-    counts = np.array([1, 50, 9, 20, 0, 20])  # of 100: head 50; middle 20 + 20; tail the rest
-    (tmp_path / "labels.json").write_text(json.dumps({"counts": counts.tolist()}))
-    predicted, support, hits = [1, 4, 2, 0, 0, 8], [2, 5, 2, 2, 0, 9], [1, 3, 1, 0, 0, 6]
-    lines = ["label\tsupport\tpredicted\tprecision\trecall\tf1"]
-    lines += [
-        f"{name}\t{s}\t{p}\t0\t{h / s if s else 0:.6f}\t0"
-        for name, s, p, h in zip(NAMES, support, predicted, hits, strict=True)
-    ]
-    (tmp_path / "labels-test.tsv").write_text("\n".join(lines) + "\n")
+def test_head_middle_and_tail_hold_the_shares_they_say() -> None:
+    trained = np.array([1, 50, 9, 20, 0, 20])  # of 100: head 50; middle 20 + 20; tail the rest
+    counts = Counts(NAMES, 0.3, torch.device("cpu"))
+    counts.predicted = torch.tensor([1, 4, 2, 0, 0, 8])
+    counts.support = torch.tensor([2, 5, 2, 2, 0, 9])
+    counts.tp = torch.tensor([1, 3, 1, 0, 0, 6])
 
-    groups = compare._by_frequency(tmp_path, "test")
+    groups = compare._by_frequency(trained, counts)
 
     assert {name: group["labels"] for name, group in groups.items()} == {"head": 1, "middle": 2, "tail": 3}
     assert groups["head"]["f1"] == pytest.approx(2 * 3 / (4 + 5))
@@ -147,7 +151,94 @@ def test_what_cannot_be_compared(tensors: list[Path], tmp_path: Path) -> None:
         compare_models([tensors[0], fewer], out, names=["bert-ewe"], **TINY)
     with pytest.raises(UsageError, match="no split besides train"):
         compare_models([fewer], out, names=["bert-ewe"], **TINY)
+    namesake = write_tensors(tmp_path / "elsewhere" / tensors[0].name, ROWS, made_up=True)
+    with pytest.raises(UsageError, match=f"{tensors[0]} and {namesake} are both named whitespace, .*; rename one"):
+        compare_models([tensors[0], namesake], out, names=["bert-ewe"], **TINY)
     assert not out.exists()
+
+
+def test_device_and_precision_reach_evaluation(tensors: list[Path], tmp_path: Path, here: list[Path]) -> None:
+    own = tmp_path / "mine"
+    train_model(tensors[0], own, **TINY)
+    choices = {**TINY, "precision": "bf16"}
+    compare_models(tensors, tmp_path / "out", names=["bert-ewe"], runs=[own], **choices)
+    for measured in (tmp_path / "out" / "measured").rglob("*.json"):
+        found = store.read_json(measured)
+        computes = [found["compute"], *(each["compute"] for each in found["evaluations"].values())]
+        assert computes == ["cpu bf16"] * 3
+
+
+def test_a_run_is_compared_on_tensors_of_its_vocabulary(tmp_path: Path) -> None:
+    folders = {}
+    for name, piece in (("a", "plough"), ("b", "ledger")):
+        path = write_tensors(tmp_path / name, ROWS, tokenizer="wordpiece")
+        pieces = WordPiece({token: number for number, token in enumerate([*SPECIAL, piece])})
+        (path / "tokenizer.json").write_text(pieces.to_json(), encoding="utf-8")
+        folders[path] = Meta.read(path)
+    run = tmp_path / "run"
+    with store.Store(run, "run", {}) as out:
+        out.write_json("config.json", {"model": "bert-orig", "input": {"tokenizer": "wordpiece", "u": 8, "v": 4}})
+        out.write_json("labels.json", {"sha256": store.sha256_json(NAMES)})
+        out.write_text("tokenizer.json", (tmp_path / "b" / "tokenizer.json").read_text(encoding="utf-8"))
+        out.finish()
+    (system,) = compare._systems([], [run], folders)
+    assert system.tensors == tmp_path / "b"
+    del folders[system.tensors]
+    with pytest.raises(UsageError, match="trained on tensors that are not named here"):
+        compare._systems([], [run], folders)
+
+
+def test_a_run_of_other_labels_is_refused_before_anything_is_trained(
+    tensors: list[Path], tmp_path: Path, here: list[Path]
+) -> None:
+    other = write_tensors(tmp_path / "other", ROWS, names=["First-A01B", "Later-A01B"])
+    train_model(other, tmp_path / "run", **TINY)
+    with pytest.raises(DataError, match=r"whitespace has other labels than .*run; encode the dataset that it was"):
+        compare_models(tensors[:1], tmp_path / "out", names=["bert-ewe"], runs=[tmp_path / "run"], **TINY)
+    assert not here
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_threshold_is_marked(tensors: list[Path], tmp_path: Path, here: list[Path]) -> None:
+    own = tmp_path / "mine"
+    train_model(tensors[0], own, **TINY, threshold=0.5)
+    compare_models(tensors[:1], tmp_path / "out", names=["bert-ewe"], runs=[own], **TINY)
+    lines = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()
+    assert len([line for line in lines if line.startswith("| bert-ewe (mine) § | ")]) == 2  # of each split's scores
+    assert not any("bert-ewe §" in line or f"{GUESS} §" in line for line in lines)
+    assert "§ Labels above another probability than 0.3: bert-ewe (mine) above 0.5." in lines
+    with (tmp_path / "out" / "table.csv").open(encoding="utf-8", newline="") as file:
+        assert [line["threshold"] for line in csv.DictReader(file)] == ["0.3", "0.3", "0.5", "0.5", "", ""]
+
+
+def test_what_a_group_leaves_out_is_said(
+    tensors: list[Path],
+    tmp_path: Path,
+    here: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    some = ("bert-ewe", "bert-orig", "bert-ewe-bytes", "canine-orig", "albert-orig")  # of the paper's, for speed
+    monkeypatch.setattr(compare.published, "SCORES", {model: compare.published.SCORES[model] for model in some})
+    compare_models(tensors[:1], tmp_path / "out", **TINY)
+    left = "bert-orig, albert-orig (--tokenizer wordpiece), bert-ewe-bytes (--tokenizer bytes), "
+    left += "canine-orig (--tokenizer codepoints)"
+    (warned,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warned.startswith(f"warning: {tmp_path / 'out'} goes without {left}, as no tensors")
+    lines = (tmp_path / "out" / "table.md").read_text(encoding="utf-8").splitlines()
+    assert f"Left out, as no tensors of that --tokenizer are here: {left}." in lines
+
+    compare_models(tensors[:1], tmp_path / "named", names=["bert-ewe"], **TINY)
+    assert "warning" not in capsys.readouterr().err
+    assert "Left out" not in (tmp_path / "named" / "table.md").read_text(encoding="utf-8")
+
+
+def test_labels_of_any_name_are_compared(tmp_path: Path, here: list[Path]) -> None:
+    names = ["First-A\t1", "First-B\n2", "First-C\r3", 'Later-"A"', "Later-B", "Later-C"]
+    tensors = write_tensors(tmp_path / "tensors", ROWS, names=names)
+    compare_models([tensors], tmp_path / "out", names=["bert-ewe"], **TINY)
+    row = store.read_json(tmp_path / "out" / "table.json")["rows"][0]
+    assert {"head", "middle", "tail"} & set(row["test_2015a"])
 
 
 def test_groups_take_what_the_tensors_allow(tensors: list[Path]) -> None:
@@ -160,8 +251,57 @@ def test_groups_take_what_the_tensors_allow(tensors: list[Path]) -> None:
 
 
 def test_a_process_of_its_own_returns_and_raises(tensors: list[Path], tmp_path: Path) -> None:
-    found = compare._apart(compare._measure, tensors[0], tmp_path / "run", ["test_2015a"], TINY | {"model": "bert-ewe"})
+    found = compare._apart(
+        compare._measure, tensors[0], tmp_path / "run", ["test_2015a"], CPU, TINY | {"model": "bert-ewe"}
+    )
     assert found["model"] == "bert-ewe"
     assert found["peak_memory_bytes"] > 1e7
     with pytest.raises(DataError, match="not a tensors folder"):
-        compare._apart(compare._measure, tmp_path / "missing", tmp_path / "b", ["test"], TINY)
+        compare._apart(compare._measure, tmp_path / "missing", tmp_path / "b", ["test"], CPU, TINY)
+
+
+def test_a_process_of_its_own_ignores_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first import on; it is its parent's to answer and to end it."""
+    (tmp_path / "ctrl_c.py").write_text(
+        "import multiprocessing, signal\n"
+        "def press(): signal.raise_signal(signal.SIGINT); return {'went': 'on'}\n"
+        "if multiprocessing.parent_process(): press()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    handler = signal.getsignal(signal.SIGINT)
+    assert compare._apart(importlib.import_module("ctrl_c").press) == {"went": "on"}
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_how_a_process_of_its_own_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Want of memory is guessed at only where the process was killed."""
+    (tmp_path / "ends.py").write_text(
+        "import os, signal\n"
+        "def fails(): raise ValueError('a bug')\n"
+        "def is_killed(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    ends = importlib.import_module("ends")
+    with pytest.raises(EweError, match="ended with 1 before its result; mend what it says above") as caught:
+        compare._apart(ends.fails)
+    assert "memory" not in str(caught.value)
+    if os.name != "nt":
+        with pytest.raises(EweError, match="ended by signal 9 before its result; for want of memory"):
+            compare._apart(ends.is_killed)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no process groups to send Ctrl-C to")
+def test_ctrl_c_says_one_sentence_leaves_no_process_and_goes_on(tensors: list[Path], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ewe", "compare", str(tensors[0]), "--out", str(tmp_path / "out")]
+    command += ["--models", "bert-ewe", "--preset", "tiny", "--layers", "1", "--width", "8", "--device", "cpu"]
+    command += ["--epochs", "4000"]  # for longer than the test takes
+    for sign in ("epoch 200 of", "going on after step"):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            assert process.stderr
+            assert any(sign in line for line in process.stderr)
+            os.killpg(process.pid, signal.SIGINT)
+            rest = process.stderr.read()  # to its end, which is where nobody is left to write
+        assert process.returncode == 130
+        assert rest.splitlines()[-1] == "error: Interrupted; the same command goes on from here."
+        assert not [line for line in rest.splitlines()[:-1] if "epoch" not in line]

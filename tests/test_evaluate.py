@@ -11,8 +11,11 @@ from tiny_tensors import NAMES, write_tensors
 from ewe.batches import Meta, Split, held_out
 from ewe.errors import DataError, IncompleteError, UsageError
 from ewe.evaluate import evaluate_run
-from ewe.predict import load
+from ewe.pipeline.encode import encode_folder
+from ewe.predict import load, predict_file
+from ewe.tokens import SPECIAL
 from ewe.train import train_model
+from ewe.tune import tune_run
 
 SMALL = {"preset": "tiny", "width": 8, "epochs": 1, "min_steps": 0, "batch_size": 16, "device": "cpu", "holdout": 0.2}
 
@@ -55,11 +58,13 @@ def test_every_split_but_train_is_evaluated(run: Path, tensors: Path, capsys: py
     table = (run / "labels-test_2015a.tsv").read_text().splitlines()
     assert [line.split("\t")[0] for line in table] == ["label", *NAMES]
     assert report(run, "test_2015b")["rows"] == 0
-    assert "predicts no label on test_2015b" in capsys.readouterr().err
+    warned = capsys.readouterr().err
+    assert f"warning: test_2015b of {tensors} has no row, so all its figures are 0" in warned
+    assert "predicts no label" not in warned
 
 
 def test_always_guessing_the_most_frequent_labels(run: Path, tensors: Path):
-    evaluate_run(run, tensors, "test_2015a")
+    evaluate_run(run, tensors, split="test_2015a")
     guess = report(run, "test_2015a")["most_frequent"]
     data = Split.open(tensors, "train", Meta.read(tensors))
     trained_on = np.flatnonzero(~held_out(data.numbers, 0.2))
@@ -72,9 +77,9 @@ def test_always_guessing_the_most_frequent_labels(run: Path, tensors: Path):
 
 
 def test_threshold(run: Path, tensors: Path):
-    evaluate_run(run, tensors, "test_2015a", threshold="0.3")  # the run's own
+    evaluate_run(run, tensors, split="test_2015a", threshold="0.3")  # the run's own
     published = (run / "evaluation-test_2015a.json").read_bytes()
-    evaluate_run(run, tensors, "test_2015a", threshold=0.6)
+    evaluate_run(run, tensors, split="test_2015a", threshold=0.6)
     assert (run / "evaluation-test_2015a.json").read_bytes() == published
     truth, probabilities = truth_and_probabilities(run, tensors, "test_2015a", np.arange(30))
     found = report(run, "test_2015a.0.6")
@@ -86,10 +91,15 @@ def test_threshold(run: Path, tensors: Path):
             evaluate_run(run, tensors, threshold=wrong)
 
 
+def test_predicting_no_label_is_said(run: Path, tensors: Path, capsys: pytest.CaptureFixture[str]):
+    evaluate_run(run, tensors, split="test_2015a", threshold=0.999999)
+    assert f"{run} predicts no label on test_2015a; train it longer or lower" in capsys.readouterr().err
+
+
 def test_holdout_is_what_training_left_out(run: Path, tensors: Path):
     data = Split.open(tensors, "train", Meta.read(tensors))
     rows = np.flatnonzero(held_out(data.numbers, 0.2))
-    summary = evaluate_run(run, tensors, "holdout")
+    summary = evaluate_run(run, tensors, split="holdout")
     truth, probabilities = truth_and_probabilities(run, tensors, "train", rows)
     assert summary["holdout"]["rows"] == len(rows) > 3
     assert summary["holdout"]["f1"] == pytest.approx(f1_score(truth, probabilities > 0.3, average="micro"))
@@ -110,7 +120,7 @@ def test_what_does_not_fit_is_refused(run: Path, tensors: Path, tmp_path: Path):
             evaluate_run(run, other)
         assert caught.value.exit_code == 3
     with pytest.raises(UsageError, match="no split dev"):
-        evaluate_run(run, tensors, "dev")
+        evaluate_run(run, tensors, split="dev")
     alone = write_tensors(tmp_path / "alone", {"train": 3})
     with pytest.raises(UsageError, match="no split besides train"):
         evaluate_run(run, alone)
@@ -118,7 +128,37 @@ def test_what_does_not_fit_is_refused(run: Path, tensors: Path, tmp_path: Path):
         evaluate_run(tmp_path, tensors)
     train_model(alone, tmp_path / "without", **SMALL | {"holdout": 0.0})
     with pytest.raises(UsageError, match="held no rows out"):
-        evaluate_run(tmp_path / "without", alone, "holdout")
+        evaluate_run(tmp_path / "without", alone, split="holdout")
+
+
+def test_tensors_of_another_vocabulary_are_refused(tmp_path: Path):
+    """Another vocabulary's ids mean other pieces; the same vocabulary, written otherwise, is the same."""
+    words = ["plough", "lever", "ledger", "payment", "spring", "soil", "handle", "account"]
+    random = np.random.default_rng(0)
+    with (tmp_path / "texts.jsonl").open("w") as file:
+        for n in range(60):
+            row = {"id": n, "text": " ".join(random.choice(words, 9)), "label_names": [NAMES[n % 6]]}
+            file.write(json.dumps(row | {"split": "train" if n < 40 else "test"}) + "\n")
+    own, other, same = (tmp_path / name for name in ("own", "other", "same"))
+    how = {"tokenizer": "wordpiece", "words": 8}
+    for folder, pieces in ((own, words), (other, words[::-1])):
+        (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, *pieces]))
+        encode_folder(tmp_path / "texts.jsonl", folder, vocabulary=tmp_path / "vocab.txt", **how)
+    run = tmp_path / "run"
+    train_model(own, run, **SMALL | {"model": "bert-orig"})
+    encode_folder(tmp_path / "texts.jsonl", same, vocabulary=run / "tokenizer.json", **how)
+    as_written = (same / "tokenizer.json").read_text(encoding="utf-8")
+    (same / "tokenizer.json").write_text(json.dumps(json.loads(as_written)).ljust(len(as_written.encode())))
+
+    assert evaluate_run(run, same) == evaluate_run(run, own)
+    sentence = "other has another vocabulary than .*run; encode with --vocabulary .*run/tokenizer.json"
+    for call in (
+        lambda: evaluate_run(run, other),
+        lambda: tune_run(run, other),
+        lambda: predict_file(run, other, tmp_path / "out.jsonl"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            call()
 
 
 def test_an_unfinished_run_is_not_evaluated(tensors: Path, tmp_path: Path):

@@ -1,5 +1,7 @@
 """Metrics against scikit-learn, a slow loop, and PyTorch's dense loss."""
 
+import csv
+import io
 import math
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ewe.batches import Batch
 from ewe.metrics import Counts, cross_entropy, most_frequent
+from ewe.rule import Rule
 
 CPU = torch.device("cpu")
 NAMES = ["First-A01B", "First-G06Q", "First-H01L", "Later-A01B", "Later-G06Q", "Later-H01L"]
@@ -58,9 +61,10 @@ def test_equals_scikit_learn(N: int, seed: int, threshold: float, step: int):
 
 
 @settings(deadline=None)
-@given(st.integers(1, 30), st.integers(0, 10_000))
-def test_ranking_equals_a_slow_loop(N: int, seed: int):
+@given(st.integers(1, 30), st.integers(0, 10_000), st.sampled_from([1, 30]))
+def test_ranking_equals_a_slow_loop(N: int, seed: int, scale: int):
     logits, truth = draw(N, 6, seed)
+    logits *= scale  # by 30, many a float32 probability is 1.0
     report = count(logits, truth).report()
     hits = dict.fromkeys((1, 3, 5), 0)
     right, with_first = 0, 0
@@ -73,6 +77,17 @@ def test_ranking_equals_a_slow_loop(N: int, seed: int):
             right += t[max(range(3), key=lambda label: z[label])]
     assert report["precision_at"] == {str(k): pytest.approx(n / k / N) for k, n in hits.items()}
     assert report["top1_first"] == pytest.approx(right / with_first if with_first else 0)
+
+
+def test_labels_whose_probabilities_are_all_one_are_ranked():
+    logits, truth = torch.tensor([[20.0, 40, 0, 0, 0, 0]]), np.array([[False, True, False, False, False, False]])
+    assert (logits.sigmoid()[0, :2] == 1).all()
+    report = count(logits, truth).report()
+    assert report["precision_at"] == {"1": 1, "3": pytest.approx(1 / 3), "5": pytest.approx(1 / 5)}
+    assert report["top1_first"] == 1
+    by_rule = Counts(NAMES, Rule.one_first(NAMES, 0.6), CPU)
+    by_rule.update(logits, as_batch(truth))
+    assert by_rule.report()["micro"] == {"precision": 1, "recall": 1, "f1": 1}
 
 
 def test_labels_without_positions_have_no_first_and_later():
@@ -119,6 +134,16 @@ def test_table_is_scikit_learns_figures_a_label():
     for row, line in enumerate(lines[1:]):
         assert (line[0], int(line[1])) == (NAMES[row], s[row])
         assert [float(x) for x in line[3:]] == pytest.approx([p[row], r[row], f[row]], abs=1e-6)
+
+
+def test_labels_of_any_name_leave_the_table_a_table():
+    names = ["plain", "a\tb", "two\nlines", "a\rb", 'a "quoted" one', "it's"]
+    logits, truth = draw(30, 6, 1)
+    counts = count(logits, truth, names=names)
+    rows = list(csv.DictReader(io.StringIO(counts.table(), newline=""), delimiter="\t"))
+    assert [row["label"] for row in rows] == names
+    assert [int(row["support"]) for row in rows] == truth.sum(0).tolist()
+    assert counts.table().splitlines()[1].startswith("plain\t")
 
 
 @settings(deadline=None)

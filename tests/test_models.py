@@ -1,11 +1,13 @@
 """`ewe info`: sizes counted on the models, beside the paper's Table 1."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_tensors import write_tensors
 
-from ewe import published
+from ewe import models, published
+from ewe.config import Sizes
 from ewe.errors import DataError, UsageError
 from ewe.evaluate import evaluate_run
 from ewe.models import info, info_run
@@ -36,6 +38,37 @@ def test_notes_tell_the_papers_slip_and_the_caveat():
     assert "0.05% of" in notes
     assert "0.005%" in notes
     assert "dense" in notes
+
+
+@pytest.mark.parametrize(
+    ("model", "pair", "value"),
+    [
+        ("logistic", "penalty=5", 5.0),
+        ("logistic", "penalty=0.5", 0.5),
+        ("sif", "a=1", 1.0),
+        ("knn", "k=3", 3),
+        ("knn", "vote=majority", "majority"),
+    ],
+)
+def test_an_option_has_its_fields_type(model: str, pair: str, value: Any):
+    name = pair.partition("=")[0]
+    found = models.shape(model, Sizes(8, 4, 256, 6), "whitespace", models.options([pair]))[name]
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("model", "pair", "like"),
+    [
+        ("knn", "k=true", "15, not True"),
+        ("knn", "k=3.0", "15, not 3.0"),
+        ("knn", "vote=3", "'weighted', not 3"),
+        ("logistic", "penalty=true", "10.0, not True"),
+        ("logistic", "penalty=much", "10.0, not 'much'"),
+    ],
+)
+def test_an_option_of_another_type_is_refused(model: str, pair: str, like: str):
+    with pytest.raises(UsageError, match=f"^--option {pair.partition('=')[0]} of {model} must be like {like}\\.$"):
+        models.shape(model, Sizes(8, 4, 256, 6), "whitespace", models.options([pair]))
 
 
 def test_a_run(tmp_path: Path):

@@ -14,6 +14,7 @@ import torch
 from tiny_tensors import NAMES, write_tensors
 
 import ewe
+from ewe import store
 from ewe.elements import encode
 from ewe.errors import DataError, UsageError
 from ewe.predict import BATCH_SIZE, load, predict_file
@@ -69,6 +70,14 @@ def test_predict_equals_one_text_at_a_time(run: Path, top_k: int | None):
         assert list(each.values()) == pytest.approx([row[NAMES.index(name)] for name in each], abs=1e-6)
 
 
+def test_labels_whose_probabilities_are_all_one_are_ranked(run: Path):
+    opened = load(run, "cpu")
+    logits = torch.tensor([[20.0, 40, -30, 30, -40, -20]])
+    for top_k, expected in ((2, [1, 3]), (6, [1, 3, 0, 5, 2, 4]), (None, [1, 3, 0])):
+        (found,) = opened.choose(logits, top_k)
+        assert found == ([NAMES[label] for label in expected], logits[0, expected].sigmoid().tolist())
+
+
 def test_predicting_nothing(run: Path):
     assert load(run).predict([]) == []
     with pytest.raises(TypeError):
@@ -85,7 +94,7 @@ def test_raw_claims_and_tensors_give_equal_logits(run: Path, tmp_path: Path):
     pq.write_table(pa.table({"claims": claims}), tmp_path / "raw.parquet")
     for top_k in (None, 6):
         for source, name in ((tensors, "a"), (tmp_path / "raw.parquet", "b")):
-            predict_file(run, source, tmp_path / f"{name}.parquet", top_k)
+            predict_file(run, source, tmp_path / f"{name}.parquet", top_k=top_k)
         assert pq.read_table(tmp_path / "a.parquet").equals(pq.read_table(tmp_path / "b.parquet"))  # to the bit
     opened = load(run)
     batch = opened.logits(ids[:BATCH_SIZE])
@@ -173,7 +182,7 @@ def test_claims_in_json_lines(run: Path, tmp_path: Path):
         ("a.jsonl", b'{"claim": "x"}\n', "line 1 has no string text or claims"),
         ("a.jsonl", b'{"claims": ["x"]}\n', "line 1 has no string text or claims"),
         ("a.jsonl", b"[1]\n", "line 1 has no string text or claims"),
-        ("a.parquet", b"PAR1 cut", "no whole Parquet file"),
+        ("a.parquet", b"PAR1 cut", "cannot be read as Parquet"),
         ("b/x.txt", b"x", "no tensors folder and holds no Parquet"),
         (None, b"", "does not exist"),
     ],
@@ -214,6 +223,59 @@ def test_what_cannot_be_asked(run: Path, tensors: Path, tmp_path: Path):
         predict_file(run, tensors, tmp_path / "out.jsonl", top_k=0)
     with pytest.raises(UsageError, match="no split dev"):
         predict_file(run, tensors, tmp_path / "out.jsonl", split="dev")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_the_input_is_not_overwritten(run: Path, tmp_path: Path, suffix: str):
+    (tmp_path / "own").mkdir()
+    source = tmp_path / "own" / f"self{suffix}"
+    if suffix == ".jsonl":
+        source.write_text('{"text": "A plough."}\n')
+    else:
+        pq.write_table(pa.table({"text": ["A plough."]}), source)
+    before = source.read_bytes()
+    (tmp_path / f"link{suffix}").symlink_to(source)
+    for given in (source, tmp_path / f"link{suffix}"):
+        with pytest.raises(UsageError, match=rf"--out .*self\{suffix} is the input itself; name another file"):
+            predict_file(run, given, source)
+    if suffix == ".parquet":
+        for name in ("self.parquet", "other.parquet"):
+            with pytest.raises(UsageError, match=r"lies in the input .*own; name a file beside it"):
+                predict_file(run, source.parent, source.parent / name)
+    assert [path.name for path in source.parent.iterdir()] == [source.name]
+    assert source.read_bytes() == before
+    assert predict_file(run, source, source.with_name("out.jsonl"))["rows"] == 1
+
+
+def test_what_a_command_made_is_not_written_into(run: Path, tensors: Path, tmp_path: Path):
+    """Of a run, of tensors, and of a dataset whose texts lie one folder further in."""
+    (tmp_path / "a.txt").write_text("A plough.\n")
+    made = tmp_path / "dataset"
+    with store.Store(made, "dataset", {}) as out:
+        with out.write("relabeled/train.parquet") as path:
+            pq.write_table(pa.table({"text": ["A plough."]}), path)
+        out.finish()
+    for source, out in (
+        (tmp_path / "a.txt", run / "metrics.jsonl"),
+        (tensors, tensors / "new.jsonl"),
+        (made / "relabeled", made / "new.jsonl"),
+        (made / "relabeled", made / "relabeled" / "new.jsonl"),
+        (made / "relabeled" / "train.parquet", made / "relabeled" / "new.jsonl"),
+    ):
+        before = out.read_bytes() if out.exists() else None
+        with pytest.raises(UsageError, match=rf"--out {out} lies in .*; choose a folder beside it"):
+            predict_file(run, source, out)
+        assert (out.read_bytes() if out.exists() else None) == before
+    (tmp_path / "manifest.json").write_text('{"manifest_version": 3}')  # of another program
+    assert predict_file(run, tmp_path / "a.txt", tmp_path / "out.jsonl")["rows"] == 1
+    store.verify(run)
+
+
+def test_texts_have_no_splits(run: Path, tmp_path: Path):
+    (tmp_path / "a.txt").write_text("A plough.\n")
+    with pytest.raises(UsageError, match=r"--split belongs to tensors, which .*a\.txt is not; leave it out"):
+        predict_file(run, tmp_path / "a.txt", tmp_path / "out.jsonl", split="train")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_empty_sources(run: Path, tmp_path: Path):

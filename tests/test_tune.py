@@ -119,7 +119,8 @@ def test_a_histogram_counts_what_a_rule_predicts(N: int, L: int, seed: int, step
     tp, predicted, support = histogram(logits, truth, step)
     assert (support == truth.sum(0)).all()
     for k in (0, 7, 8, 9, OWN, 1000, len(CUTS) - 2, len(CUTS) - 1):
-        slow = Rule.above(CUTS[k])(logits.sigmoid()).numpy()
+        slow = logits.sigmoid().numpy() > np.float32(CUTS[k])
+        assert (Rule.above(CUTS[k])(logits).numpy() == slow).all()
         assert (predicted[:, k] == slow.sum(0)).all()
         assert (tp[:, k] == (slow & truth).sum(0)).all()
     assert not predicted[:, -1].any()
@@ -187,11 +188,18 @@ def test_one_first_and_its_cut_of_later_equal_a_slow_loop(N: int, seed: int):
     first[np.arange(N), [max(range(3), key=lambda label: row[label]) for row in p]] = True
     tp, predicted, support = histogram(logits, truth)
     cut, best = best_later(tp[3:], predicted[3:], int(support.sum()), (int((first & truth).sum()), N), OWN)
-    found = Rule.one_first(NAMES, CUTS[cut])(torch.from_numpy(p)).numpy()
+    found = Rule.one_first(NAMES, CUTS[cut])(logits).numpy()
     assert (found[:, :3] == first[:, :3]).all()
     sweep = [np.hstack([first[:, :3], p[:, 3:] > t]) for t in [0.0, *between(logits[:, 3:])]]
     assert best == pytest.approx(max(quick_f1(truth, each) for each in sweep), abs=1e-12)
     assert best == pytest.approx(f1(truth, found), abs=1e-12)
+
+
+def test_the_one_first_label_is_that_of_the_highest_logit():
+    logits = torch.tensor([[20.0, 40, -9, 30, -30, -30], [-200, -300, -110, 0, 0, 1]])  # sigmoids of 1.0, and of 0.0
+    predicted = Rule.one_first(NAMES, 0.6)(logits)
+    assert predicted.tolist() == [[0, 1, 0, 1, 0, 0], [0, 0, 1, 0, 0, 1]]
+    assert Rule.above(0.3)(logits)[0].tolist() == [1, 1, 0, 1, 0, 0]
 
 
 def test_of_equal_cuts_the_nearest_is_taken():
@@ -204,7 +212,7 @@ def test_of_equal_cuts_the_nearest_is_taken():
 
 
 def test_tuned_thresholds_and_gains_are_scikit_learns(run: Path, tensors: Path):
-    summary = tune_run(run, tensors, "cpu")
+    summary = tune_run(run, tensors, device="cpu")
     found = json.loads((run / "thresholds.json").read_text())
     assert set(found["labels"]["own"]) < set(NAMES)  # some are frequent enough, and some not
     assert len(found["labels"]["own"]) > 1
@@ -230,14 +238,14 @@ def test_tuned_thresholds_and_gains_are_scikit_learns(run: Path, tensors: Path):
 def test_the_same_call_says_the_same_and_reads_nothing_again(
     run: Path, tensors: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    summary = tune_run(run, tensors, "cpu")
+    summary = tune_run(run, tensors, device="cpu")
     written = (run / "thresholds.json").read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(tune, "read", None)  # which no row comes past
-        assert tune_run(run, tensors, "cpu") == summary
+        assert tune_run(run, tensors, device="cpu") == summary
     assert (run / "thresholds.json").read_bytes() == written
     more = write_tensors(tmp_path / "more", {"train": 500, "test_2015a": 60, "test_2015b": 41}, made_up=True)
-    again = tune_run(run, more, "cpu")
+    again = tune_run(run, more, device="cpu")
     assert again["test_2015b"]["rows"] == 41
     assert {**again, "test_2015b": 0} == {**summary, "test_2015b": 0}
 
@@ -251,7 +259,7 @@ def test_thresholds_stand_before_a_test_row_is_read(run: Path, tensors: Path, mo
         return map_file(path)
 
     monkeypatch.setattr(batches, "_map", spy)
-    tune_run(run, tensors, "cpu")
+    tune_run(run, tensors, device="cpu")
     before = {name.split(".")[0] for name, stand in opened if not stand}
     after = {name.split(".")[0] for name, stand in opened if stand}
     assert before == {"train"}
@@ -260,33 +268,33 @@ def test_thresholds_stand_before_a_test_row_is_read(run: Path, tensors: Path, mo
 
 def test_test_rows_change_no_threshold(run: Path, tensors: Path, tmp_path: Path):
     """Another folder with the same training rows, and test files that cannot be read, or none at all."""
-    tune_run(run, tensors, "cpu")
+    tune_run(run, tensors, device="cpu")
     found = json.loads((run / "thresholds.json").read_text())
     (run / "thresholds.json").unlink()
     broken = write_tensors(tmp_path / "broken", ROWS)
     for path in broken.glob("test_*.npy"):
         path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(DataError, match="test_2015a"):
-        tune_run(run, broken, "cpu")
+        tune_run(run, broken, device="cpu")
     assert json.loads((run / "thresholds.json").read_text()) == found | {"tests": {}}
     alone = write_tensors(tmp_path / "alone", {"train": 500})
-    summary = tune_run(run, alone, "cpu")
+    summary = tune_run(run, alone, device="cpu")
     assert not [name for name in summary if name.startswith("test_")]
 
 
 def test_evaluate_and_predict_by_a_tuned_rule(run: Path, tensors: Path, tmp_path: Path):
-    evaluate_run(run, tensors, "test_2015a", device="cpu")
+    evaluate_run(run, tensors, split="test_2015a", device="cpu")
     published = (run / "evaluation-test_2015a.json").read_bytes()
     for name in rule.TUNED:
         with pytest.raises(UsageError, match=f"run ewe tune before --threshold {name}"):
             evaluate_run(run, tensors, threshold=name, device="cpu")
         with pytest.raises(UsageError, match="run ewe tune"):
             predict_file(run, tensors, tmp_path / "out.jsonl", threshold=name, device="cpu")
-    summary = tune_run(run, tensors, "cpu")
+    summary = tune_run(run, tensors, device="cpu")
     found = json.loads((run / "thresholds.json").read_text())
     p, _ = probabilities_and_truth(run, tensors, "test_2015a")
     for name in rule.TUNED:
-        evaluated = evaluate_run(run, tensors, "test_2015a", threshold=name, device="cpu")
+        evaluated = evaluate_run(run, tensors, split="test_2015a", threshold=name, device="cpu")
         assert evaluated["test_2015a"]["f1"] == summary["test_2015a"][f"{name}_f1"]
         report = json.loads((run / f"evaluation-test_2015a.{name}.json").read_text())
         assert report["rule"] == name
@@ -316,26 +324,26 @@ def test_evaluate_and_predict_by_a_tuned_rule(run: Path, tensors: Path, tmp_path
 def test_what_cannot_be_tuned(run: Path, tensors: Path, tmp_path: Path):
     other = write_tensors(tmp_path / "other", {"train": 500, "test": 3}, seed=1)
     with pytest.raises(DataError, match="was trained on other rows than"):
-        tune_run(run, other, "cpu")
+        tune_run(run, other, device="cpu")
     for share, sentence in ((0.0, "with --holdout 0.02"), (1e-9, "with a larger --holdout")):
         out = tmp_path / str(share)
         train_model(other, out, **SMALL | {"epochs": 1}, device="cpu", holdout=share)
         with pytest.raises(UsageError, match=f"held no rows out to tune on; .* {sentence}") as caught:
-            tune_run(out, other, "cpu")
+            tune_run(out, other, device="cpu")
         assert caught.value.exit_code == 2
         assert not (out / "thresholds.json").exists()
     (run / "thresholds.json").write_text("{")
     with pytest.raises(DataError, match=r"thresholds\.json is not valid JSON"):
-        tune_run(run, tensors, "cpu")
+        tune_run(run, tensors, device="cpu")
 
 
 def test_other_weights_have_no_thresholds_yet(run: Path, tensors: Path):
-    tune_run(run, tensors, "cpu")
+    tune_run(run, tensors, device="cpu")
     found = json.loads((run / "thresholds.json").read_text())
     (run / "thresholds.json").write_text(json.dumps(found | {"model_sha256": "0"}))
     with pytest.raises(UsageError, match="run ewe tune"):
         load(run, "cpu", threshold="global")
-    tune_run(run, tensors, "cpu")
+    tune_run(run, tensors, device="cpu")
     assert json.loads((run / "thresholds.json").read_text()) == found
 
 
@@ -343,7 +351,7 @@ def test_labels_without_positions_have_no_first_rule(tmp_path: Path):
     names = ["A01B", "G06Q", "H01L", "Y02E"]
     tensors = write_tensors(tmp_path / "tensors", {"train": 100, "test": 20}, names=names)
     train_model(tensors, tmp_path / "run", **SMALL, **HOLDOUT)
-    summary = tune_run(tmp_path / "run", tensors, "cpu")
+    summary = tune_run(tmp_path / "run", tensors, device="cpu")
     assert set(summary["thresholds"]) == {"global"}
     assert set(summary["test"]) == {"rows", "f1", "global_f1", "global_gain", "labels_f1", "labels_gain"}
     with pytest.raises(UsageError, match="no First labels for --threshold first; choose global or labels"):
