@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from filelock import FileLock, Timeout
 
+from ewe import __version__
 from ewe.errors import DataError, EweError, IncompleteError, UsageError
 from ewe.progress import warn
 
@@ -239,6 +240,7 @@ class Store:
             "complete": False,
             "config": config,
             "config_sha256": sha256_json(config),
+            "version": __version__,
             "files": {},
         }
 
@@ -269,6 +271,12 @@ class Store:
                 self._discard(found["files"])
                 return
             self._refuse_other(found["config"])
+            begun = found.get("version", __version__)
+            if not found["complete"] and begun != __version__:
+                raise DataError(
+                    f"{self.folder} was begun by ewe-patents {begun}, and this is {__version__}: two would mix;"
+                    " finish it with that version, or remove it."
+                )
             whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
             complete = found["complete"] and len(whole) == len(found["files"])
             self.manifest = {key: value for key, value in found.items() if key != "manifest_sha256"}

@@ -195,6 +195,24 @@ def test_another_configuration_is_refused_with_what_differs(tmp_path: Path) -> N
     assert "end" not in str(refused.value)
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_two_versions_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool) -> None:
+    with Store(tmp_path, "raw", {}) as store:
+        fill(store, "one")
+        if finished:
+            store.finish()
+    monkeypatch.setattr("ewe.store.__version__", "99.0")
+    if finished:
+        with Store(tmp_path, "raw", {}) as store:
+            assert store.finished
+    else:
+        with (
+            pytest.raises(DataError, match=r"was begun by ewe-patents .*, and this is 99\.0"),
+            Store(tmp_path, "raw", {}),
+        ):
+            pass
+
+
 def test_of_what_differs_in_a_mapping_the_names_are_told(tmp_path: Path) -> None:
     with Store(tmp_path, "comparison", {"systems": {"a": {"size": 1}, "b": None}}) as store:
         fill(store, "one")

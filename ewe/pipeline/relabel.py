@@ -531,7 +531,7 @@ def _assert_nothing_lost(store: Store, rows: int) -> None:
 
 def _source(raw: dict[str, Any]) -> dict[str, Any]:
     """What raw/'s manifest says of where the rows come from, without who paid for them."""
-    own = ("kind", "complete", "config", "config_sha256", "manifest_sha256", "files", "job_id")
+    own = ("kind", "complete", "config", "config_sha256", "version", "manifest_sha256", "files", "job_id")
     config = {name: value for name, value in raw["config"].items() if name != "project"}
     return {**config, **{name: value for name, value in raw.items() if name not in own}}
 
