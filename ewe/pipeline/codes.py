@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
+from ewe.pipeline.buffers import text_buffers
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -73,13 +74,12 @@ def label(codes: pa.Array) -> dict[str, pa.Array]:
 
 def _without_white_space(codes: pa.Array) -> tuple[Bytes, Ints]:
     """UTF-8 of all codes, '' for null, and where each starts (M+1)."""
-    codes = pc.fill_null(codes, "").cast(pa.large_string())
-    if (np.frombuffer(codes.buffers()[2] or b"", np.uint8) >= 0x80).any():  # Unicode has more white space than ASCII
-        codes = pl.Series(codes).str.replace_all(r"[\s\x1c-\x1f]+", "").rechunk().to_arrow()
-    _, offsets, data = codes.buffers()
-    offsets = np.frombuffer(offsets or bytes(8), np.int64)[codes.offset : codes.offset + len(codes) + 1]
+    codes = pc.fill_null(codes, "")
+    data, offsets = text_buffers(codes)
+    if (data >= 0x80).any():  # Unicode has more white space than ASCII
+        data, offsets = text_buffers(pl.Series(codes).str.replace_all(r"[\s\x1c-\x1f]+", "").rechunk().to_arrow())
     squeezed, starts = np.empty(offsets[-1] - offsets[0], np.uint8), np.zeros_like(offsets)
-    _squeeze(np.frombuffer(data or b"", np.uint8), offsets, squeezed, starts)
+    _squeeze(data, offsets, squeezed, starts)
     return squeezed, starts
 
 

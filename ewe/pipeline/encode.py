@@ -31,6 +31,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ewe.elements import PARTS, Bytes, Counts, Places, check, encode_buffers, measure, pack
 from ewe.errors import UsageError
+from ewe.pipeline.buffers import text_buffers
 from ewe.pipeline.labelled import Batch, Labels, Source, Split, Vocabulary, open_source
 from ewe.progress import bar, say, warn
 from ewe.store import Files, Store, refuse_inside, sha256_file
@@ -195,7 +196,7 @@ def _sample(source: Source, N: int) -> list[str]:
         for batch in source.read("train", MOST_ROWS):
             rows = np.arange(n, n + len(batch.texts))
             chosen = batch.texts.filter(pa.array((rows + 1) * wanted // N > rows * wanted // N))
-            data, offsets = _buffers(chosen)
+            data, offsets = text_buffers(chosen)
             texts += slices(data, offsets[:-1], offsets[:-1] + measure(data, offsets))
             n += len(batch.texts)
             advance(len(batch.texts))
@@ -304,19 +305,10 @@ def _encode_ahead(batches: Iterator[Batch], size: int, form: Form) -> Iterator[t
 
 
 def _encode_batch(batch: Batch, out: NDArray[Any], form: Form) -> Encoded:
-    data, offsets = _buffers(batch.texts)
+    data, offsets = text_buffers(batch.texts)
     lengths = np.empty(len(out), np.int64)
     counts = form.encode(data, offsets, out, lengths)
     return Encoded(out, pack(data, offsets, lengths), lengths, counts)
-
-
-def _buffers(texts: pa.LargeStringArray) -> tuple[Bytes, Places]:
-    """UTF-8 of all texts and where each starts (n+1), as they lie in memory."""
-    start, n = texts.offset, len(texts)
-    _, offsets, data = texts.buffers()
-    if not n:
-        return np.empty(0, np.uint8), np.zeros(1, np.int64)
-    return np.frombuffer(data or b"", np.uint8), np.frombuffer(offsets, np.int64)[start : start + n + 1]
 
 
 class Arrays(NamedTuple):

@@ -21,6 +21,7 @@ from datasketch import MinHash
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
+from ewe.pipeline.buffers import text_buffers
 from ewe.window import lowest
 
 WORDS = 5
@@ -52,7 +53,7 @@ def shingles(text: str) -> list[str]:
 
 def lower(texts: pa.Array) -> pa.LargeStringArray:
     """What str.lower() makes of each of N strings without nulls."""
-    data, offsets = _buffers(texts)
+    data, offsets = text_buffers(texts)
     offsets = offsets - offsets[0]
     folded = np.empty(offsets[-1], np.uint8)
     beyond = _fold(data[len(data) - len(folded) :], offsets, _UPPER, folded)
@@ -66,7 +67,7 @@ def lower(texts: pa.Array) -> pa.LargeStringArray:
 
 def signatures(lowered: pa.Array) -> UInt32:
     """MinHash signatures (N, 128) of what `lower` gave; holds no lock, so threads may share the rows."""
-    data, offsets = _buffers(lowered)
+    data, offsets = text_buffers(lowered)
     out = np.empty((len(lowered), PERMUTATIONS), np.uint32)
     _sign(data, _eights(data), offsets, _CRC32, _PERMUTATIONS, out)
     return out
@@ -78,7 +79,7 @@ def shingle_sets(lowered: pa.Array) -> ShingleSets:
     64 bits stand for a shingle. Two of the some 1,500 that a pair of patents holds share them by a chance of 1e-13, and
     never where they differ within four bytes.
     """
-    data, offsets = _buffers(lowered)
+    data, offsets = text_buffers(lowered)
     hashes = np.empty(len(data) + len(lowered), np.uint64)
     ends = _collect(data, _eights(data), offsets, _CRC32, _CRC32C, hashes)
     for start, end in pairwise([0, *ends.tolist()]):
@@ -352,18 +353,6 @@ def _band_keys(signatures: UInt32, rows: int, keys: UInt64) -> None:
 
 
 # -- Arrow's buffers --------------------------------------------------------------------------------------------------
-
-
-def _buffers(texts: pa.Array) -> tuple[NDArray[np.uint8], Int64]:
-    """UTF-8 of all texts up to the last one's end; where each starts and the last one ends (N+1,)."""
-    texts = texts.cast(pa.large_string())
-    _, offsets, data = texts.buffers()
-    places = (
-        np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        if offsets
-        else np.zeros(1, np.int64)
-    )
-    return np.frombuffer(data or b"", np.uint8)[: places[-1]], places
 
 
 def _eights(data: NDArray[np.uint8]) -> UInt64:

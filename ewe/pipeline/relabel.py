@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from ewe.errors import DataError
 from ewe.parquet import read_batches
 from ewe.pipeline import card, codes, schema, stats
+from ewe.pipeline.buffers import text_buffers
 from ewe.pipeline.runs import KEY, RowGroups, merge, row_groups
 from ewe.pipeline.shards import WRITTEN, open_shard
 from ewe.pipeline.split import PAPER, Splits
@@ -97,14 +98,8 @@ def first_claims(frame: pl.DataFrame, max_claims: int = 20) -> pl.DataFrame:
 
 
 def _first_claims(claims: pa.StringArray | pa.LargeStringArray, max_claims: int) -> dict[str, pa.Array]:
-    """text, claim_offsets and n_claims of claims as published; a null holds no bytes, so it reads as ''."""
-    _, offsets, data = claims.buffers()
-    kind = np.int32 if pa.types.is_string(claims.type) else np.int64
-    joined = join_claims_batch(
-        np.frombuffer(data or b"", np.uint8),
-        np.frombuffer(offsets, kind)[claims.offset : claims.offset + len(claims) + 1].astype(np.int64),
-        max_claims,
-    )
+    """text, claim_offsets and n_claims of claims as published, null as ''."""
+    joined = join_claims_batch(*text_buffers(claims), max_claims)
     buffers = [pa.py_buffer(joined.text_offsets), pa.py_buffer(joined.text)]
     return {
         "text": pa.LargeStringArray.from_buffers(len(claims), *buffers),

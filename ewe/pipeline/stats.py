@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ewe.kernel import kernel
+from ewe.pipeline.buffers import text_buffers
 from ewe.store import Store
 from ewe.window import WINDOW, equal, lowest
 
@@ -197,14 +198,14 @@ def count_words(texts: pa.StringArray) -> tuple[Ints, Ints]:
     Returns:
         Words of each text (N,), and how many words have 0, 1, 2, ... bytes (LONGEST + 1,).
     """
-    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    data, offsets = text_buffers(texts)
     words, letters = np.zeros(len(texts), np.int64), np.zeros(LONGEST + 1, np.int64)
-    _count_words(np.frombuffer(texts.buffers()[2] or b"", np.uint8), offsets, words, letters)
+    _count_words(data, offsets, words, letters)
     return words, letters
 
 
 @kernel
-def _count_words(data: NDArray[np.uint8], offsets: NDArray[np.int32], words: Ints, letters: Ints) -> None:
+def _count_words(data: NDArray[np.uint8], offsets: Ints, words: Ints, letters: Ints) -> None:
     for row in range(len(words)):
         i, end = offsets[row], offsets[row + 1]
         if i == end:
