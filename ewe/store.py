@@ -379,7 +379,7 @@ class Store:
                 self._record_part(done)
                 waiting.remove(future)
                 show(done.rows)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             stop.set()
             raise
         finally:  # of a failure: what is at work ends, and is not done again

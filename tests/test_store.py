@@ -113,19 +113,18 @@ def go_on_until_stopped(out: Files, begun: threading.Event) -> None:
         begun.set()
 
 
-def interrupted(out: Files, begun: threading.Event) -> None:
+def either(out: Files, begun: threading.Event, ends: type[BaseException] | None) -> None:
+    if ends is None:
+        go_on_until_stopped(out, begun)
     begun.wait()
-    raise KeyboardInterrupt
+    raise ends
 
 
-def either(out: Files, number: int, begun: threading.Event) -> None:
-    (go_on_until_stopped, interrupted)[number](out, begun)
-
-
-def test_an_interrupt_ends_the_parts_at_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit])  # Ctrl-C, and what the commands make of SIGTERM
+def test_an_interrupt_ends_the_parts_at_work(tmp_path: Path, ends: type[BaseException]) -> None:
     begun = threading.Event()
-    with pytest.raises(KeyboardInterrupt), Store(tmp_path, "raw", {}) as store, ThreadPoolExecutor(2) as pool:
-        store.parts(pool, either, [(0, begun), (1, begun)], lambda _: None)
+    with pytest.raises(ends), Store(tmp_path, "raw", {}) as store, ThreadPoolExecutor(2) as pool:
+        store.parts(pool, either, [(begun, None), (begun, ends)], lambda _: None)
 
 
 def test_two_writers_of_one_file_leave_a_whole_one(tmp_path: Path) -> None:
