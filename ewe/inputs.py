@@ -14,7 +14,7 @@ from typing import Any
 from ewe.elements import utf8
 from ewe.errors import DataError
 from ewe.parquet import open_parquet, read_batches
-from ewe.store import MANIFEST, read_json
+from ewe.store import kind_of
 from ewe.text import join_claims
 
 STDIN = Path("-")
@@ -44,7 +44,7 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
         lines = _chain(first, sys.stdin)
         return None, _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
     if source.is_dir():
-        if (source / MANIFEST).is_file() and read_json(source / MANIFEST).get("kind") == "dataset":
+        if kind_of(source) == "dataset":
             raise DataError(
                 f"{source} is a dataset folder; name {source / 'relabeled'} or {source / 'no_first'}, which hold its "
                 "texts, or a folder that ewe-data encode made of it."

@@ -342,10 +342,9 @@ def _refuse_overwriting(run: Path, source: Path, out: Path) -> None:
 def _is_made(folder: Path) -> bool:
     """Whether one of the commands made a folder; another program's manifest.json counts for nothing."""
     try:
-        manifest = store.read_json(folder / store.MANIFEST)
-    except (DataError, OSError):  # it has none, or is no folder
+        return store.kind_of(folder) is not None
+    except (DataError, OSError):
         return False
-    return isinstance(manifest, dict) and manifest.get("kind") in store.MADE_BY
 
 
 def _one_ahead(items: Iterator[Item]) -> Iterator[Item]:

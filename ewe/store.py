@@ -19,8 +19,8 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, as_completed, wait
-from contextlib import contextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed, wait
+from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -132,6 +132,17 @@ def _read(path: Path) -> dict[str, Any]:
     if not (isinstance(found, dict) and {"kind", "complete", "config", "files"} <= found.keys()):
         raise DataError(f"{path} is no manifest; remove its folder and make it again.")
     return found
+
+
+def kind_of(folder: Path) -> str | None:
+    """What one of the commands has made of a folder, whole or not, a key of MADE_BY; None where none of them has.
+
+    Raises:
+        DataError: its manifest is not valid JSON.
+    """
+    found = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else None
+    kind = found.get("kind") if isinstance(found, dict) else None
+    return kind if kind in MADE_BY else None
 
 
 def read_manifest(folder: Path, kind: str) -> dict[str, Any]:
@@ -353,15 +364,15 @@ class Store:
 
     def parts(
         self,
-        pool: Executor,
+        pool: Executor | int,
         work: Callable[..., Result],
         arguments: Iterable[tuple[Any, ...]],
         show: Callable[[int], object],
     ) -> list[Result]:
-        """Do the parts of a step in a pool, and record what each has written when it ends.
+        """Do the parts of a step side by side, and record what each has written when it ends.
 
         Args:
-            pool: of threads, processes or machines, which see the folder under the same path.
+            pool: so many threads; or threads, processes or machines, which see the folder under the same path.
             work: a module's function, called as work(files: Files, *arguments).
             arguments: of each part.
             show: called with the rows that are done, by threads as they go, of other processes when a part has ended.
@@ -371,21 +382,24 @@ class Store:
         """
         self._begin()
         finished, stop = frozenset(self.manifest["files"]), threading.Event()
-        futures = [pool.submit(_part, work, Files(self.folder, finished, show, stop), each) for each in arguments]
-        waiting = set(futures)
-        try:
-            for future in as_completed(futures):
-                done = future.result()
-                self._record_part(done)
-                waiting.remove(future)
-                show(done.rows)
-        except (KeyboardInterrupt, SystemExit):
-            stop.set()
-            raise
-        finally:  # of a failure: what is at work ends, and is not done again
-            for future in wait([future for future in waiting if not future.cancel()]).done:
-                if not future.exception():
-                    self._record_part(future.result())
+        with ThreadPoolExecutor(pool) if isinstance(pool, int) else nullcontext(pool) as workers:
+            futures = [
+                workers.submit(_part, work, Files(self.folder, finished, show, stop), each) for each in arguments
+            ]
+            waiting = set(futures)
+            try:
+                for future in as_completed(futures):
+                    done = future.result()
+                    self._record_part(done)
+                    waiting.remove(future)
+                    show(done.rows)
+            except (KeyboardInterrupt, SystemExit):
+                stop.set()
+                raise
+            finally:  # of a failure: what is at work ends, and is not done again
+                for future in wait([future for future in waiting if not future.cancel()]).done:
+                    if not future.exception():
+                        self._record_part(future.result())
         return [future.result().result for future in futures]
 
     def _record_part(self, done: Done[Any]) -> None:

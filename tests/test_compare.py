@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -260,28 +261,36 @@ def test_a_process_of_its_own_returns_and_raises(tensors: list[Path], tmp_path: 
         compare._apart(compare._measure, tmp_path / "missing", tmp_path / "b", ["test"], CPU, TINY)
 
 
+def write_module(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module that another process, too, can import."""
+    path.write_text(text)
+    monkeypatch.syspath_prepend(path.parent)
+    return importlib.import_module(path.stem)
+
+
 def test_a_process_of_its_own_ignores_ctrl_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first import on; it is its parent's to answer and to end it."""
-    (tmp_path / "ctrl_c.py").write_text(
+    ctrl_c = write_module(
+        tmp_path / "ctrl_c.py",
         "import multiprocessing, signal\n"
         "def press(): signal.raise_signal(signal.SIGINT); return {'went': 'on'}\n"
-        "if multiprocessing.parent_process(): press()\n"
+        "if multiprocessing.parent_process(): press()\n",
+        monkeypatch,
     )
-    monkeypatch.syspath_prepend(tmp_path)
     handler = signal.getsignal(signal.SIGINT)
-    assert compare._apart(importlib.import_module("ctrl_c").press) == {"went": "on"}
+    assert compare._apart(ctrl_c.press) == {"went": "on"}
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_how_a_process_of_its_own_ended_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Want of memory is guessed at only where the process was killed."""
-    (tmp_path / "ends.py").write_text(
+    ends = write_module(
+        tmp_path / "ends.py",
         "import os, signal\n"
         "def fails(): raise ValueError('a bug')\n"
-        "def is_killed(): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def is_killed(): os.kill(os.getpid(), signal.SIGKILL)\n",
+        monkeypatch,
     )
-    monkeypatch.syspath_prepend(tmp_path)
-    ends = importlib.import_module("ends")
     with pytest.raises(EweError, match="ended with 1 before its result; mend what it says above") as caught:
         compare._apart(ends.fails)
     assert "memory" not in str(caught.value)

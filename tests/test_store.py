@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ewe.errors import DataError, EweError, IncompleteError
-from ewe.store import MANIFEST, Files, Store, publish, read_manifest, sha256_file, verify
+from ewe.store import MANIFEST, Files, Store, kind_of, publish, read_manifest, sha256_file, verify
 
 
 def fill(store: Store, *names: str) -> None:
@@ -336,6 +336,15 @@ def test_a_path_that_cannot_be_a_folder_is_one_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(EweError, match="Cannot write to"), Store(tmp_path / "file" / "raw", "raw", {}):
         pass
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(None, None), ('{"kind": "dataset"}', "dataset"), ('{"kind": "theirs"}', None), ("[1]", None)]
+)
+def test_what_a_command_has_made_is_known_by_its_manifest(tmp_path: Path, text: str | None, kind: str | None) -> None:
+    if text:
+        (tmp_path / MANIFEST).write_text(text)
+    assert kind_of(tmp_path) == kind
 
 
 def test_records_hold_size_rows_and_sha256(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,8 +105,8 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8, pool: Executor | None =
             say(f"{dataset / SUMS} is gone until ewe-data release runs again; the card follows then, too.")
         parts = _parts(dataset, source)
         total = sum(part.rows for part in parts)
-        with bar("sign", total, "rows") as advance, nullcontext(pool) if pool else ThreadPoolExecutor(WORKERS) as each:
-            store.parts(each, _sign, [(part,) for part in parts], advance)
+        with bar("sign", total, "rows") as advance:
+            store.parts(pool or WORKERS, _sign, [(part,) for part in parts], advance)
         text_of = _collapse(store, parts)
         firsts = np.flatnonzero(text_of == np.arange(total))  # of each distinct text its first row
         banded = [minhash.buckets(keys) for keys in _band_keys(store, parts, firsts, bands, rows)]

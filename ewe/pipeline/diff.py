@@ -17,7 +17,7 @@ from ewe.parquet import read_batches
 from ewe.pipeline import schema
 from ewe.pipeline.relabel import LABELS, Scheme, first_later
 from ewe.pipeline.shards import open_shard
-from ewe.store import MADE_BY, MANIFEST, read_json, read_manifest
+from ewe.store import MADE_BY, kind_of, read_manifest
 
 ROWS = 16_384  # whose codes are in memory at once
 TOP = 20  # moves that the report lists
@@ -81,7 +81,7 @@ def render_moves(report: dict[str, Any]) -> str:
 
 def _labels(folder: Path, scheme: Scheme) -> pl.DataFrame:
     """publication_number | first | later of a folder's rows, of those without a first-listed code too."""
-    kind = read_json(folder / MANIFEST).get("kind") if (folder / MANIFEST).is_file() else "raw"
+    kind = kind_of(folder) or "raw"
     if kind not in ("raw", "dataset"):
         raise DataError(f"{folder} is a {kind} folder; give a folder of {MADE_BY['raw']} or {MADE_BY['dataset']}.")
     named = [name for name in read_manifest(folder, kind)["files"] if name.endswith(".parquet")]

@@ -110,8 +110,7 @@ def encode_folder(
                 if pool:
                     _encode_parts(store, pool, opened, name, split, form, advance)
                 else:
-                    with ThreadPoolExecutor(1) as alone:
-                        store.parts(alone, _encode_split, [(opened, name, split, form)], advance)
+                    store.parts(1, _encode_split, [(opened, name, split, form)], advance)
         store.write_json("meta.json", _meta(store, opened, known, splits, form))
         facts = {name: _facts(store, name) for name in splits}
         left_out = {name: fact["labels_left_out"] for name, fact in facts.items() if fact["labels_left_out"]}

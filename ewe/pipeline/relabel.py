@@ -17,7 +17,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -154,11 +154,8 @@ def relabel_folder(
         tallies = {split: stats.Tally(labels) for split in splits}
         rows = sum(shard.rows for shard in shards)
         work = [(shard, how, labels) for shard in shards]
-        with (
-            bar("relabel", rows, "rows") as advance,
-            nullcontext(pool) if pool else ThreadPoolExecutor(WORKERS) as each,
-        ):
-            made = store.parts(each, _write_shard, work, advance)
+        with bar("relabel", rows, "rows") as advance:
+            made = store.parts(pool or WORKERS, _write_shard, work, advance)
         for shard, tally in zip(shards, made, strict=True):
             tallies[shard.split].merge(tally)
         _write_dropped(store, shards, months, splits)
