@@ -41,7 +41,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, pipeline
 
-from ewe import bert, fast, predict
+from ewe import bert, fast, predict, progress
+from ewe import run as trained
 from ewe.compute import Compute
 from ewe.config import TrainConfig
 from ewe.store import Store, sha256_json
@@ -132,13 +133,13 @@ def ours(run: Path, source: Path, compute: Compute, many: int | float) -> float:
     def bar(*_: Any) -> Iterator[Callable[[int], None]]:
         yield lambda rows: at.append((rows, clock(compute.device)))
 
-    before = predict.progress.bar, predict.MANY
-    predict.progress.bar, predict.MANY = bar, many
+    before = progress.bar, trained.MANY
+    progress.bar, trained.MANY = bar, many
     try:
         with tempfile.TemporaryDirectory() as folder:
             predict.predict_file(run, source, Path(folder) / "out.jsonl", device=compute.device.type)
     finally:
-        predict.progress.bar, predict.MANY = before
+        progress.bar, trained.MANY = before
     begun, timed = at[WARM_UP - 1][1], at[WARM_UP:-1]  # the last is computed before the one before it is written
     return sum(rows for rows, _ in timed) / (timed[-1][1] - begun)
 
@@ -188,8 +189,8 @@ def main() -> None:
     card = compute.device.type == "cuda"
     defaults = DEFAULTS[compute.device.type]
     sizes = defaults | {name: getattr(options, name) for name in defaults if getattr(options, name) is not None}
-    layers, w, batch = sizes["layers"], sizes["width"], predict.ON_CARD if card else predict.BATCH_SIZE
-    predict.progress.set_quiet(True)
+    layers, w, batch = sizes["layers"], sizes["width"], trained.ON_CARD if card else trained.BATCH_SIZE
+    progress.set_quiet(True)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         run = write_run(folder / "run", layers, w)

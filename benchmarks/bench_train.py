@@ -55,7 +55,7 @@ from ewe.compute import Compute
 from ewe.config import TrainConfig
 from ewe.fast import Graphed, Resident
 from ewe.huggingface import without_tables
-from ewe.train import Stepper, Training, adamw
+from ewe.train import Data, Stepper, Training, adamw
 
 PEAK = 790e12  # FLOP/s in bf16
 PAPER = {"rows": 1_910_000, "epochs": 10}
@@ -222,7 +222,7 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         timed = Timed(stepper, watch)
         try:
-            Training(Path(folder), config, [str(n) for n in range(L)], split, rows, rows[:0], timed).go()
+            Training(Path(folder), config, Data([str(n) for n in range(L)], split, rows, rows[:0]), timed).go()
         except Enough:
             return
     raise AssertionError("too few rows")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ewe.embedding import ElementwiseEmbedding as ElementwiseEmbedding
     from ewe.embedding import attention_mask as attention_mask
     from ewe.huggingface import Elementwise as Elementwise
-    from ewe.predict import load as load
+    from ewe.run import load as load
     from ewe.tokenizer import Tokenizer as Tokenizer
 
 __version__ = "0.1.0"
@@ -49,7 +49,7 @@ _HOME = {
     "Tokenizer": "ewe.tokenizer",
     "attention_mask": "ewe.embedding",
     "encode": "ewe.elements",
-    "load": "ewe.predict",
+    "load": "ewe.run",
 }
 
 

@@ -144,13 +144,13 @@ def _run(work: Callable[[], None]) -> None:
     except OSError as error:
         message, code = f"{error.filename or 'A file'}: {error.strerror or error}; check the path and the disk.", 1
     except KeyboardInterrupt:
-        message, code = "Interrupted; the same command goes on from here.", 130
+        message, code = "Interrupted; what is finished stays: run the same command again.", 130
     print(f"error: {message}", file=sys.stderr)
     raise typer.Exit(code)
 
 
 def _terminate(*_: object) -> None:
-    print("error: Terminated; the same command goes on from here.", file=sys.stderr)
+    print("error: Terminated; what is finished stays: run the same command again.", file=sys.stderr)
     sys.exit(143)
 
 

@@ -38,7 +38,7 @@ from ewe.errors import DataError, EweError, UsageError
 from ewe.evaluate import evaluate_split
 from ewe.metrics import POSITIONS, Counts, count, scores
 from ewe.models import MODELS
-from ewe.predict import check_labels, load, misfit
+from ewe.run import check_labels, load, misfit
 from ewe.train import train_model
 
 GUESS = "most frequent labels"  # the row that any system must beat

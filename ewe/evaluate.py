@@ -13,7 +13,7 @@ from ewe.batches import Meta, Split, held_out
 from ewe.config import HOLDOUT
 from ewe.errors import UsageError
 from ewe.metrics import POSITIONS, Counts, count, most_frequent
-from ewe.predict import Run, load
+from ewe.run import Run, load
 
 
 def evaluate_run(

@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu
 
-from ewe import models, page, predict, progress, published, store
+from ewe import models, page, progress, published, store
 from ewe.bert import BertConfig, EweBert
 from ewe.elements import SHIFT, encode
 from ewe.errors import DataError, UsageError
+from ewe.run import Run, load
 
 PROBES = 4  # random signs a head; its shares are then exact to a few per cent of themselves
 POINTS = (32, 64, 128, 256, 512)  # of the path's quadrature, until it closes
@@ -148,11 +149,11 @@ def attribute(model: Any, ids: Tensor, label: int) -> tuple[Tensor, float]:
     return parts, end - begin
 
 
-def look(run: predict.Run, text: str, label: str | None = None) -> Focus:
+def look(run: Run, text: str, label: str | None = None) -> Focus:
     """Measure all of it.
 
     Args:
-        run: as `ewe.predict.load` opens it, in fp32.
+        run: as `ewe.run.load` opens it, in fp32.
         text: the first claims of a patent joined by a space, as training's were.
         label: a name of the run's labels; None for the most probable.
 
@@ -207,7 +208,7 @@ def glyphs(material: bytes) -> list[str]:
     return shown
 
 
-def draw(focus: Focus, run: predict.Run) -> str:
+def draw(focus: Focus, run: Run) -> str:
     """The text of the page; the same focus makes the same bytes."""
     layers, _, v = focus.alignment.shape
     n = len(focus.materials)
@@ -337,7 +338,7 @@ def focus_text(run: Path, text: str, out: Path, label: str | None = None, device
     """
     if out.suffix != ".html":
         raise UsageError(f"--out {out} must end in .html.")
-    opened = predict.load(run, device, "fp32")
+    opened = load(run, device, "fp32")
     focus = look(opened, read_text(text), label)
     store.publish_text(out, draw(focus, opened))
     own = focus.alignment.diagonal(dim1=1, dim2=2)

@@ -6,6 +6,7 @@ Text is taken as it is; claims are one string as published and become text as re
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from ewe.elements import utf8
 from ewe.errors import DataError
 from ewe.parquet import open_parquet, read_batches
-from ewe.store import kind_of
+from ewe.store import kind_of, sha256_file, sha256_json
 from ewe.text import join_claims
 
 STDIN = Path("-")
@@ -49,9 +50,7 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
                 f"{source} is a dataset folder; name {source / 'relabeled'} or {source / 'no_first'}, which hold its "
                 "texts, or a folder that ewe-data encode made of it."
             )
-        files = sorted(
-            path for path in source.iterdir() if path.suffix.lower() == ".parquet" and not path.name.startswith(".")
-        )
+        files = _files(source)
         if not files:
             raise DataError(f"{source} is no tensors folder and holds no Parquet; name a file or such a folder.")
         return _parquet(files, max_claims)
@@ -64,6 +63,20 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
         _refuse_binary(source, file.read(HEAD))
     lines = _open(source)
     return None, _json_lines(source, lines, max_claims) if suffix in JSON_LINES else _lines(lines)
+
+
+def sha256_texts(source: Path) -> str:
+    """A hash of what `read_texts` reads; of standard input, which cannot be read again, another each time."""
+    if source == STDIN:
+        return secrets.token_hex(32)
+    return sha256_json({path.name: sha256_file(path) for path in (_files(source) if source.is_dir() else [source])})
+
+
+def _files(folder: Path) -> list[Path]:
+    """The Parquet files of a folder."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() == ".parquet" and not path.name.startswith(".")
+    )
 
 
 def _refuse_binary(source: Path | str, head: bytes) -> None:

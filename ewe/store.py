@@ -45,6 +45,7 @@ MADE_BY = {  # what makes each kind of folder, for the sentence a user reads
     "tensors": "ewe-data encode",
     "run": "ewe train",
     "comparison": "ewe compare",
+    "predictions": "ewe predict",
 }
 
 
@@ -238,10 +239,12 @@ class Store:
         folder: where to; made if missing, refused if it holds somebody else's files.
         kind: what the folder is, a key of MADE_BY.
         config: JSON values that decide the folder's content, inputs' hashes included.
+        replaces: of working state beside a file that may be written anew: what another configuration or version
+            has begun gives way.
     """
 
-    def __init__(self, folder: Path, kind: str, config: Mapping[str, Any]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kind: str, config: Mapping[str, Any], *, replaces: bool = False) -> None:
+        self.folder, self._replaces = folder, replaces
         self._lock = FileLock(folder / LOCK)
         self._saving = threading.Lock()  # several threads may finish files at once
         # through JSON, so that tuples and lists, written and read, compare equal
@@ -278,11 +281,12 @@ class Store:
             found = _read(path)
             if found["kind"] != self.manifest["kind"]:
                 raise DataError(f"{self.folder} already is a {found['kind']} folder; choose another.")
-            if found.pop("failed", False) and found["config"] != self.manifest["config"]:
+            begun = found.get("version", __version__)
+            same = found["config"] == self.manifest["config"]
+            if (found.pop("failed", False) and not same) or (self._replaces and not (same and begun == __version__)):
                 self._discard(found["files"])
                 return
             self._refuse_other(found["config"])
-            begun = found.get("version", __version__)
             if not found["complete"] and begun != __version__:
                 raise DataError(
                     f"{self.folder} was begun by ewe-patents {begun}, and this is {__version__}: two would mix;"
@@ -326,6 +330,10 @@ class Store:
         self._lock.release()
         if not any(entry.name != LOCK for entry in self.folder.iterdir()):
             _remove(self.folder)
+
+    def discard(self) -> None:
+        """Leave nothing of the folder."""
+        self._discard(self.manifest["files"])
 
     def _discard(self, files: Iterable[str]) -> None:
         """Bad input has made nothing final: leave no state behind that another try would stumble on."""

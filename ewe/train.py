@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import torch
@@ -60,23 +60,17 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     compute = Compute.choose(config.device, config.precision)
     refuse_inside(out, tensors)
     meta = Meta.read(tensors)
-    network = models.find(config.model).network()
-    split = Split.open(tensors, "train", meta, network.reads)
-    apart = held_out(split.numbers, config.holdout)
-    rows, holdout = np.flatnonzero(~apart), np.flatnonzero(apart)
-    counts = np.bincount(split.labels(rows)[1], minlength=len(meta.label_names))
-    if not len(rows) or not len(counts):
-        raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
+    data = Data.open(tensors, meta, config)
     shape = models.shape(config.model, models.sizes_of(config, meta), meta.tokenizer, config.options)
 
-    with World.join(compute.device) as world:
+    with World.join(compute.device) as world, _deterministic(config.deterministic), _attention(meta.u):
         if not world.leads:  # it takes part in the steps and in nothing else
             progress.set_quiet(quiet=True)
             if not world.told(None):
-                _learn(out, config, compute, meta, split, rows, holdout, counts, shape, world)
+                _learn(out, config, compute, data, shape, world)
             return {}
-        if config.holdout and not len(holdout):
-            kept = f"--holdout {config.holdout} keeps none of {len(rows):,} training rows apart"
+        if config.holdout and not len(data.holdout):
+            kept = f"--holdout {config.holdout} keeps none of {len(data.rows):,} training rows apart"
             progress.warn(f"{kept}: it goes by their names, which are few or all the same.")
         with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
             if world.told(store.finished):
@@ -89,8 +83,8 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
                 if meta.tokenizer == "wordpiece":
                     store.write_text("tokenizer.json", (tensors / "tokenizer.json").read_text(encoding="utf-8"))
                 labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
-                store.write_json("labels.json", labels | {"rows": len(rows), "counts": counts.tolist()})
-            model, learned, rate = _learn(out, config, compute, meta, split, rows, holdout, counts, shape, world)
+                store.write_json("labels.json", labels | {"rows": len(data.rows), "counts": data.counts().tolist()})
+            model, learned, rate = _learn(out, config, compute, data, shape, world)
             with store.write("model.safetensors") as path:
                 save_file(model.state_dict(), path)
             if (out / journal.NAME).is_file():
@@ -99,8 +93,8 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
             summary = {
                 "model": config.model,
                 "parameters": sum(each.numel() for each in numbers),
-                "rows": len(rows),
-                "held_out_rows": len(holdout),
+                "rows": len(data.rows),
+                "held_out_rows": len(data.holdout),
                 **learned,
                 "compute": str(compute),
                 "made_up": meta.made_up,
@@ -109,45 +103,64 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     return {"run": str(out), **summary, **({"examples_per_second": rate} if rate else {})}
 
 
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from: the split named train."""
+
+    names: list[str]
+    """the L labels"""
+    split: Split
+    rows: NDArray[np.int64]
+    """of the split, to train on"""
+    holdout: NDArray[np.int64]
+    """of the split, to look at after each epoch"""
+
+    @classmethod
+    def open(cls, tensors: Path, meta: Meta, config: TrainConfig) -> Self:
+        """Of a tensors/ folder; DataError where it holds nothing to learn."""
+        split = Split.open(tensors, "train", meta, models.find(config.model).network().reads)
+        apart = held_out(split.numbers, config.holdout)
+        data = cls(meta.label_names, split, np.flatnonzero(~apart), np.flatnonzero(apart))
+        if not len(data.rows) or not data.names:
+            raise DataError(f"{tensors} has no training rows or no labels; encode other data or lower --holdout.")
+        return data
+
+    def counts(self) -> NDArray[np.int64]:
+        """How many of the rows to train on bear each label, (L,)."""
+        return np.bincount(self.split.labels(self.rows)[1], minlength=len(self.names))
+
+
 def _learn(
-    out: Path,
-    config: TrainConfig,
-    compute: Compute,
-    meta: Meta,
-    split: Split,
-    rows: NDArray[np.int64],
-    holdout: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    shape: dict[str, Any],
-    world: World,
+    out: Path, config: TrainConfig, compute: Compute, data: Data, shape: dict[str, Any], world: World
 ) -> tuple[nn.Module, dict[str, Any], float]:
     """Build the model and train it to the end; returns it, what the summary says of it, and examples/s of this call.
 
     A rate of 0 is that of a call that found all steps done.
     """
+    split, rows = data.split, data.rows
     torch.manual_seed(config.seed)
-    with _deterministic(config.deterministic), _attention(meta.u):
-        model = models.build(config.model, shape)
-        if hasattr(model, "fit"):  # without steps
-            begun = time.perf_counter()
-            model.fit(split, rows, config.seed)
-            return model, {}, len(rows) / (time.perf_counter() - begun)
-        if config.prior_bias:
-            odds = (counts + 0.5) / (len(rows) - counts + 0.5)
-            model.head.bias.data = torch.from_numpy(np.log(odds)).float()
-        model.to(compute.device)
-        if hasattr(model, "prepare") and not checkpoint.latest(out):
-            model.prepare(split, rows, config.seed)
-        if world.size > 1:  # one start for all, and each its own dropout
-            torch.manual_seed(config.seed + world.rank * 0x9E3779B9)
-        stepper: Stepper | Graphed
-        if fast.fits(config, compute, split, model, world):
-            data = Resident(split, len(meta.label_names), compute.device)
-            stepper = Graphed(model, adamw(model, config, graphed=True), config, compute, data)
-        else:
-            stepper = Stepper(model, config, compute, split, world)
-        training = Training(out, config, meta.label_names, split, rows, holdout, stepper, world)
-        loss, rate = training.go()
+    model = models.build(config.model, shape)
+    if hasattr(model, "fit"):  # without steps
+        begun = time.perf_counter()
+        model.fit(split, rows, config.seed)
+        return model, {}, len(rows) / (time.perf_counter() - begun)
+    if config.prior_bias:
+        counts = data.counts()
+        odds = (counts + 0.5) / (len(rows) - counts + 0.5)
+        model.head.bias.data = torch.from_numpy(np.log(odds)).float()
+    model.to(compute.device)
+    if hasattr(model, "prepare") and not checkpoint.latest(out):
+        model.prepare(split, rows, config.seed)
+    if world.size > 1:  # one start for all, and each its own dropout
+        torch.manual_seed(config.seed + world.rank * 0x9E3779B9)
+    stepper: Stepper | Graphed
+    if fast.fits(config, compute, split, model, world):
+        resident = Resident(split, len(data.names), compute.device)
+        stepper = Graphed(model, adamw(model, config, graphed=True), config, compute, resident)
+    else:
+        stepper = Stepper(model, config, compute, split, world)
+    training = Training(out, config, data, stepper, world)
+    loss, rate = training.go()
     return model, {"epochs": training.plan.epochs, "steps": training.plan.steps, "loss": loss}, rate
 
 
@@ -207,18 +220,13 @@ class Training:
 
     run: Path
     config: TrainConfig
-    names: list[str]
-    split: Split
-    rows: NDArray[np.int64]
-    """of the split, to train on"""
-    holdout: NDArray[np.int64]
-    """of the split, to look at after each epoch"""
+    data: Data
     stepper: Stepper | Graphed
     world: World = ALONE
 
     def __post_init__(self) -> None:
         config = self.config
-        self.plan = Plan(self.rows, config.batch_size, config.epochs, config.min_steps, config.seed)
+        self.plan = Plan(self.data.rows, config.batch_size, config.epochs, config.min_steps, config.seed)
         self.model, self.compute = self.stepper.model, self.stepper.compute
         self.state = (self.model, self.stepper.optimizer, self.stepper.scaler, self.compute, self.world)
         self.pending: list[Tensor] = []  # losses that are still on the device
@@ -287,7 +295,7 @@ class Training:
         evidence = {
             "step": index + 1,
             "losses": [str(loss) for loss in losses],
-            "texts": [number.decode(errors="replace") for number in self.split.numbers[self.plan.rows(index)]],
+            "texts": [number.decode(errors="replace") for number in self.data.split.numbers[self.plan.rows(index)]],
             "broken_parameters": [name for name, p in weights if not bool(p.isfinite().all())],
         }
         path = self.run / f"broken-step-{index + 1:08d}.json"
@@ -304,9 +312,10 @@ class Training:
 
     def _look(self, log: journal.Journal, step: int, epoch: int) -> str:
         """Evaluate the held-out rows, if there are any, and write it down."""
-        if not len(self.holdout):
+        split, rows, names = self.data.split, self.data.holdout, self.data.names
+        if not len(rows):
             return ""
-        counts = count(self.model, self.compute, self.split, self.holdout, self.names, self.config.threshold)
+        counts = count(self.model, self.compute, split, rows, names, self.config.threshold)
         self.model.train()
         micro = counts.report()["micro"]
         log.write({"step": step, "epoch": epoch, "holdout": micro})

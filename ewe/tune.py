@@ -29,7 +29,7 @@ from ewe.config import HOLDOUT
 from ewe.errors import DataError, UsageError
 from ewe.evaluate import select
 from ewe.metrics import Counter, Counts, read
-from ewe.predict import Run, load
+from ewe.run import Run, load
 
 MINIMUM = 50  # held-out texts that bear a label, for a threshold of its own; with 20, noise ate the gain
 LOGITS = np.linspace(-8, 8, 2049)  # where bins meet, before the sigmoid: 1/128 apart

@@ -21,7 +21,7 @@ from ewe.batches import Meta, Split
 from ewe.compare import GUESS, compare_models
 from ewe.errors import DataError, EweError, UsageError
 from ewe.metrics import Counts
-from ewe.predict import load
+from ewe.run import load
 from ewe.tokens import SPECIAL, WordPiece
 from ewe.train import train_model
 
@@ -312,5 +312,5 @@ def test_ctrl_c_says_one_sentence_leaves_no_process_and_goes_on(tensors: list[Pa
             os.killpg(process.pid, signal.SIGINT)
             rest = process.stderr.read()  # to its end, which is where nobody is left to write
         assert process.returncode == 130
-        assert rest.splitlines()[-1] == "error: Interrupted; the same command goes on from here."
+        assert rest.splitlines()[-1] == "error: Interrupted; what is finished stays: run the same command again."
         assert not [line for line in rest.splitlines()[:-1] if "epoch" not in line]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tiny_tensors import write_tensors
 
 from ewe.distributed import World
-from ewe.predict import load
+from ewe.run import load
 from ewe.train import train_model
 
 LAUNCHER = "torch.distributed.run --standalone --nproc-per-node 2"

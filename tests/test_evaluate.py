@@ -12,7 +12,8 @@ from ewe.batches import Meta, Split, held_out
 from ewe.errors import DataError, IncompleteError, UsageError
 from ewe.evaluate import evaluate_run
 from ewe.pipeline.encode import encode_folder
-from ewe.predict import load, predict_file
+from ewe.predict import predict_file
+from ewe.run import load
 from ewe.tokens import SPECIAL
 from ewe.train import train_model
 from ewe.tune import tune_run

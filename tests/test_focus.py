@@ -23,7 +23,7 @@ from ewe.bert import BertConfig, EweBert
 from ewe.elements import SHIFT, encode
 from ewe.errors import DataError, UsageError
 from ewe.focus import align, attribute, focus_text, forward, glyphs, look
-from ewe.predict import Run, load
+from ewe.run import Run, load
 from ewe.train import train_model
 
 TEXT = "A naïve plough, <b>with</b> a &amp; blade"

@@ -14,10 +14,11 @@ import torch
 from tiny_tensors import NAMES, write_tensors
 
 import ewe
-from ewe import store
+from ewe import predict, store
 from ewe.elements import encode
 from ewe.errors import DataError, UsageError
-from ewe.predict import BATCH_SIZE, load, predict_file
+from ewe.predict import predict_file
+from ewe.run import BATCH_SIZE, Run, load
 from ewe.text import join_claims
 from ewe.train import train_model
 
@@ -285,6 +286,96 @@ def test_empty_sources(run: Path, tmp_path: Path):
         for out in ("out.jsonl", "out.parquet"):
             assert predict_file(run, tmp_path / source, tmp_path / out)["rows"] == 0
             assert (tmp_path / out).exists()
+
+
+def reads(run: Path, monkeypatch: pytest.MonkeyPatch, stop_after: int | None = None) -> list[int]:
+    """How many texts each batch has that models read from now on; the batch after so many is interrupted."""
+    seen: list[int] = []
+    logits = Run.logits
+
+    def watched(self: Run, ids: np.ndarray) -> torch.Tensor:
+        if len(seen) == stop_after:
+            raise KeyboardInterrupt
+        seen.append(len(ids))
+        return logits(self, ids)
+
+    monkeypatch.setattr(Run, "logits", watched)
+    return seen
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("kind", ["tensors", "lines"])
+def test_an_interrupted_prediction_goes_on(
+    run: Path, tensors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, kind: str
+):
+    """At every batch, again and again: the file is that of one run, and at most a part is read twice."""
+    monkeypatch.setattr(predict, "PART", 64)
+    monkeypatch.setattr("ewe.run.BATCH_SIZE", 32)
+    source, batches = tensors, 11  # splits of 20 and 300 texts: a batch ends where one does
+    if kind == "lines":
+        source, batches = tmp_path / "a.txt", 10
+        source.write_text("".join(f"A plough {n}.\n" for n in range(320)))
+    whole = predict_file(run, source, tmp_path / f"whole{suffix}", top_k=2)
+    out = tmp_path / f"out{suffix}"
+    for each in range(batches):
+        with monkeypatch.context() as patch:
+            reads(run, patch, stop_after=each)
+            with pytest.raises(KeyboardInterrupt):
+                predict_file(run, source, out, top_k=2)
+            assert not out.exists()
+        with monkeypatch.context() as patch:
+            seen = reads(run, patch)
+            assert predict_file(run, source, out, top_k=2) == {**whole, "out": str(out)}
+        assert len(seen) <= batches - max(each - 1, 0) // 2 * 2  # one batch is ahead of what is written
+        assert out.read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
+        out.unlink()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_what_was_begun_otherwise_is_not_gone_on_with(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(predict, "PART", 32)
+    monkeypatch.setattr("ewe.run.BATCH_SIZE", 16)
+    source, out = tmp_path / "a.txt", tmp_path / "out.jsonl"
+    lines = [f"A plough {n}." for n in range(100)]
+
+    def interrupted() -> None:
+        source.write_text("\n".join(lines))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            reads(run, patch, stop_after=4)
+            predict_file(run, source, out, top_k=2)
+
+    def reads_of(texts: Path = source, **options: object) -> int:
+        with monkeypatch.context() as patch:
+            seen = reads(run, patch)
+            predict_file(run, texts, out, **options)
+        return sum(seen)
+
+    interrupted()
+    assert reads_of(top_k=2) == 68
+    assert "out.jsonl: going on after 32 texts" in capsys.readouterr().err
+    interrupted()
+    assert reads_of(top_k=3) == 100
+    assert [len(row["label_names"]) for row in read_json(out)] == [3] * 100
+    interrupted()
+    source.write_text("\n".join(["x", *lines[1:]]))  # another text in the place of one that is done
+    assert reads_of(top_k=2) == 100
+    interrupted()
+    (tmp_path / ".out.jsonl.parts" / "000000.jsonl").unlink()
+    assert reads_of(top_k=2) == 100
+    stream = "\n".join(lines).encode()
+    for stop_after in (4, None):  # nobody knows whether it is the same
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stream)))
+        with monkeypatch.context() as patch:
+            seen = reads(run, patch, stop_after)
+            if stop_after:
+                with pytest.raises(KeyboardInterrupt):
+                    predict_file(run, Path("-"), out, top_k=2)
+            else:
+                predict_file(run, Path("-"), out, top_k=2)
+    assert sum(seen) == 100
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_bare_box_trains_evaluates_and_predicts(tensors: Path, tmp_path: Path):

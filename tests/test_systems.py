@@ -17,7 +17,8 @@ from ewe.batches import Meta, Split
 from ewe.evaluate import evaluate_run
 from ewe.models import MODELS
 from ewe.pipeline.encode import encode_folder
-from ewe.predict import Run, load, predict_file
+from ewe.predict import predict_file
+from ewe.run import Run, load
 from ewe.train import train_model
 
 U, V = 16, 8  # CANINE wants a multiple of 4 materials, the gradient tokenizer was published with 8 letters

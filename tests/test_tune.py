@@ -18,8 +18,9 @@ from ewe import batches, rule, tune
 from ewe.batches import Batch, Meta, Split, held_out
 from ewe.errors import DataError, UsageError
 from ewe.evaluate import evaluate_run
-from ewe.predict import load, predict_file
+from ewe.predict import predict_file
 from ewe.rule import Rule
+from ewe.run import load
 from ewe.train import train_model
 from ewe.tune import Histogram, best_global, best_labels, best_later, cuts, tune_run
 
