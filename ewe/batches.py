@@ -60,7 +60,7 @@ class Meta:
     def read(cls, folder: Path) -> Self:
         """Read meta.json of a finished folder; DataError or IncompleteError where there is none."""
         manifest = store.read_manifest(folder, "tensors")
-        meta = store.read_json(folder / "meta.json")
+        meta = store.read_recorded(folder, manifest, "meta.json")
         try:
             return cls(
                 **{each.name: meta[each.name] for each in fields(cls) if each.name != "manifest"}, manifest=manifest

@@ -209,13 +209,13 @@ def _systems(names: Sequence[str], runs: Sequence[Path], folders: Mapping[Path, 
                 )
             found[each] = System(each, model, fitting[0])
     for run in runs:
-        store.read_manifest(run, "run")
-        config = store.read_json(run / "config.json")
+        manifest = store.read_manifest(run, "run")
+        config = store.read_recorded(run, manifest, "config.json")
         name = f"{config['model']} ({run.name})"
         fitting = [path for path, meta in folders.items() if not misfit(run, config, path, meta)]
         if not fitting or name in found:
             raise UsageError(f"{run} was trained on tensors that are not named here, or is named twice.")
-        check_labels(run, store.read_json(run / "labels.json"), fitting[0], folders[fitting[0]])
+        check_labels(run, store.read_recorded(run, manifest, "labels.json"), fitting[0], folders[fitting[0]])
         found[name] = System(name, config["model"], fitting[0], run)
     if not found:
         raise UsageError(f"No model of {', '.join(names)} reads these tensors; see ewe info --all.")

@@ -193,8 +193,7 @@ def info(model: str | None = None, labels: int = 1328, u: int = 128, v: int = 16
 
 def info_run(run: Path) -> dict[str, Any]:
     """What a trained run is: its model, its sizes, how it was trained, and its evaluations."""
-    store.read_manifest(run, "run")
-    config = store.read_json(run / "config.json")
+    config = store.read_recorded(run, store.read_manifest(run, "run"), "config.json")
     evaluations = {
         path.stem.removeprefix("evaluation-"): store.read_json(path) for path in sorted(run.glob("evaluation-*.json"))
     }

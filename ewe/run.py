@@ -46,8 +46,8 @@ class Run:
     def __init__(self, folder: Path, compute: Compute, threshold: str | float | None = None) -> None:
         manifest = store.read_manifest(folder, "run")
         self.folder, self.compute, self.sha256 = folder, compute, manifest["manifest_sha256"]
-        self.config = store.read_json(folder / "config.json")
-        self.labels = store.read_json(folder / "labels.json")
+        self.config = store.read_recorded(folder, manifest, "config.json")
+        self.labels = store.read_recorded(folder, manifest, "labels.json")
         self.names: list[str] = self.labels["names"]
         self.threshold: float = self.config["training"]["threshold"]
         wanted = self.threshold if threshold is None else threshold

@@ -90,6 +90,9 @@ def publish(path: Path) -> Iterator[Path]:
         _fsync(temporary)
         temporary.replace(path)
         _fsync(path.parent)
+    except OSError as error:  # a full disk, say, of which libraries do not tell whose
+        error.filename = error.filename or str(path)
+        raise
     finally:
         _remove(temporary)
 
@@ -125,6 +128,13 @@ def read_json(path: Path) -> Any:
         raise DataError(f"{path} is missing; make its folder again or point to another one.") from None
     except ValueError as error:
         raise DataError(f"{path} is not valid JSON ({error}); remove its folder and make it again.") from None
+
+
+def read_recorded(folder: Path, manifest: Mapping[str, Any], name: str) -> Any:
+    """The value in a JSON file of a folder; DataError where its bytes are not those that the manifest records."""
+    if not _is_whole(folder / name, manifest["files"][name]["sha256"]):
+        raise changed(folder, [name])
+    return read_json(folder / name)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -321,6 +331,8 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         files = self.manifest["files"]
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(self.folder)
         if isinstance(error, DataError) and all(name.startswith(".") for name in files):
             if files:  # what is done need not be done again, should the same input come back mended
                 self.manifest["failed"] = True
@@ -551,15 +563,23 @@ def verify(folder: Path) -> dict[str, int]:
         records = {name: record for each in manifests for name, record in _records(each, manifests[each]).items()}
         bad += [name for name, record in records.items() if not _is_whole(folder / name, record["sha256"])]
         if (folder / SUMS).is_file() and not _holds(folder / SUMS, _sums(folder, manifests)):
-            bad.append(SUMS)
+            bad = [*bad, SUMS, *(name for name in _gone(folder) if name not in bad)]
     if bad:
         raise changed(folder, bad, "run ewe-data release again") if bad == [SUMS] else changed(folder, bad)
     for manifest in manifests.values():
         if not manifest["complete"]:
             raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
+    if manifests[MANIFEST].get("released") and not (folder / SUMS).is_file():
+        warn(f"{folder} has changed since its card and report were written; run ewe-data release again.")
     if strange := _strange(folder, records):
         warn(f"{folder} holds what no manifest names and a reader may take for its own: {', '.join(strange)}.")
     return {"files": len(records), "bytes": sum(record["size"] for record in records.values())}
+
+
+def _gone(folder: Path) -> list[str]:
+    """Files that SHA256SUMS lists and that are not there."""
+    lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    return [name for name in (line.partition("  ")[2] for line in lines) if not (folder / name).exists()]
 
 
 def _strange(folder: Path, records: Iterable[str]) -> list[str]:

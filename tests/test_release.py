@@ -1,3 +1,4 @@
+import datetime as dt
 import logging
 import os
 import re
@@ -297,13 +298,45 @@ def test_after_dedup_it_is_brought_up_to_date(stages: dict[str, Path], tmp_path:
     assert bytes_of(folder) == bytes_of(stages["dedup-release"])
 
 
-def test_duplicates_made_again_leave_no_stale_checksums(dataset: Path) -> None:
+def test_train_alone_has_no_leaks_to_tell_of(tmp_path: Path) -> None:
+    """And no config of near-copies where none is found: the card does not promise one."""
+    window = {"train": (dt.date(2006, 1, 1), dt.date(2015, 12, 31))}
+    dataset = tmp_path / "dataset"
+    relabel_folder(make_raw(tmp_path, some_patents()[:1]), dataset, splits=window)
+    dedup_folder(dataset)
+    release_folder(dataset)
+    assert "Test patents that leak" not in (dataset / "report.html").read_text()
+    words = (dataset / "README.md").read_text()
+    assert "0 rows have one. Test rows with a near-copy in train: none.\n" in words
+    assert "config_name: duplicates" not in words
+
+
+def test_labels_that_are_not_as_they_were_written_are_refused(dataset: Path, tmp_path: Path) -> None:
+    from ewe.pipeline.encode import encode_folder
+
+    for name in ("labels.json", "stats.json", "duplicates/leakage.json"):
+        whole = (dataset / name).read_text()
+        (dataset / name).write_text(whole.replace("1", "2", 1))
+        with pytest.raises(DataError, match=rf"{Path(name).name} missing or changed"):
+            release_folder(dataset)
+        if name == "labels.json":
+            with pytest.raises(DataError, match=r"labels\.json missing or changed"):
+                encode_folder(dataset, tmp_path / "tensors")
+        (dataset / name).write_text(whole)
+    release_folder(dataset)
+
+
+def test_duplicates_made_again_leave_no_stale_checksums(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(dataset / "duplicates")
-    with pytest.raises(DataError, match="SHA256SUMS missing or changed; run ewe-data release again"):
+    with pytest.raises(DataError, match=r"SHA256SUMS, duplicates/groups\.parquet, .* missing or changed"):
         verify(dataset)
     dedup_folder(dataset, jaccard=0.9)
+    capsys.readouterr()
     verify(dataset)
+    assert "changed since its card and report were written; run ewe-data release again" in capsys.readouterr().err
     release_folder(dataset)
+    verify(dataset)
+    assert not capsys.readouterr().err
 
     assert verify(dataset)["files"] == len((dataset / "SHA256SUMS").read_text().splitlines()) - 2  # manifests
     assert "0.9" in (dataset / "README.md").read_text()

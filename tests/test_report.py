@@ -173,6 +173,15 @@ def test_alerts_say_what_is_wrong(released: Path, tmp_path: Path) -> None:
     assert "note: Near-copies have not been looked for yet" in found
 
 
+def test_codes_that_are_no_symbols_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    patents = some_patents()
+    for patent, code in zip(patents, ["N/A", "a01b1/00", "A01B1/00", "-"], strict=False):
+        patent["cpc"] = [{"code": code, "first": True, "inventive": True}]
+    found = alerts(make_dataset(tmp_path, patents))
+    assert "warning: 3 subclasses are no CPC symbols (-, N/A, a01b); they stay" in capsys.readouterr().err
+    assert "warning: 3 subclasses are no CPC symbols: -, N/A, a01b." in found
+
+
 def test_made_up_patents_are_said_to_be(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path, some_patents(), made_up=True)
 

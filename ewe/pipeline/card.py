@@ -312,11 +312,15 @@ def _near_copies(duplicates: Manifest | None, leaks: Mapping[str, Mapping[str, i
     threshold = duplicates["config"]["jaccard"]
     rows_in_groups = duplicates["files"]["groups.parquet"]["rows"]
     leaking = ", ".join(f"{counts['leaking']:,} of {split}" for split, counts in leaks.items() if counts["leaking"])
-    return (
+    found = (
         f"Rows whose sets of five-word shingles have a Jaccard similarity of at least {threshold} are near-copies: "
-        f"{rows_in_groups:,} rows have one. Test rows with a near-copy in train: {leaking or 'none'}. "
-        "Config `duplicates` holds the rows of every group, with a column `leak`, and `duplicate_pairs` the pairs with "
-        "their similarity; `ewe-data encode --drop-leaks` leaves leaking rows out."
+        f"{rows_in_groups:,} rows have one. Test rows with a near-copy in train: {leaking or 'none'}."
+    )
+    if not rows_in_groups:  # load_dataset knows no config without rows
+        return found
+    return (
+        f"{found} Config `duplicates` holds the rows of every group, with a column `leak`, and `duplicate_pairs` the "
+        "pairs with their similarity; `ewe-data encode --drop-leaks` leaves leaking rows out."
     )
 
 

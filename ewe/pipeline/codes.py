@@ -6,6 +6,8 @@ the whole column.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,14 @@ WIDEST = 16  # bytes of a subclass's four characters
 _BYTE, _LONG = np.uint64(8), np.uint64(255)
 RANK = 6  # bytes of "First-" and of "Later-"
 _FIRST, _LATER = (np.frombuffer(rank, np.uint8) for rank in (b"First-", b"Later-"))
+
+
+_SYMBOL = re.compile(r"[A-HY]\d\d[A-Z]")
+
+
+def no_symbols(subclasses: Iterable[str]) -> list[str]:
+    """Those that do not look like a subclass of CPC or IPC (A01B): the source's own mistakes, which the rule keeps."""
+    return [subclass for subclass in subclasses if not _SYMBOL.fullmatch(subclass)]
 
 
 def label(codes: pa.Array) -> dict[str, pa.Array]:

@@ -28,7 +28,7 @@ from ewe.errors import DataError, UsageError
 from ewe.parquet import open_parquet, read_batches
 from ewe.pipeline import schema
 from ewe.pipeline.split import wrong_name
-from ewe.store import MANIFEST, read_json, read_manifest, sha256_file, sha256_json
+from ewe.store import MANIFEST, read_manifest, read_recorded, sha256_file, sha256_json
 
 Labels = Literal["position", "unordered"]
 
@@ -137,7 +137,7 @@ class Dataset:
             ]
             for split in manifest["config"]["splits"]
         }
-        known = read_json(folder / "labels.json")
+        known = read_recorded(folder, manifest, "labels.json")
         # the column of indices, and the one that names those too that the vocabulary does not hold
         self._columns = ("labels", "label_names") if labels == "position" else ("unordered_labels", known["scheme"])
         self._vocabulary = Vocabulary(known[labels]["names"], known[labels]["sha256"])

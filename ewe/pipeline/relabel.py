@@ -150,6 +150,11 @@ def relabel_folder(
         months = {raw / name: each["rows"] for name, each in source["files"].items() if name.startswith("grants-")}
         how = How(max_claims, scheme, splits)
         labels = _vocabularies(_of_split(months, splits["train"]), how)
+        if odd := codes.no_symbols(labels["unordered"]):
+            which = f"{', '.join(odd[:5])}{', ...' if len(odd) > 5 else ''}"
+            warn(
+                f"{len(odd):,} subclasses are no {scheme.upper()} symbols ({which}); they stay, as the source has them."
+            )
         shards = [shard for split, window in splits.items() for shard in _shards(split, _of_split(months, window))]
         tallies = {split: stats.Tally(labels) for split in splits}
         rows = sum(shard.rows for shard in shards)

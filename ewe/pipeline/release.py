@@ -14,7 +14,7 @@ import pyarrow as pa
 from ewe.pipeline import card, croissant, report, schema
 from ewe.pipeline.dedup import FOLDER, read_duplicates
 from ewe.progress import say
-from ewe.store import MANIFEST, Store, changed, is_sealed, json_text, read_json, read_manifest
+from ewe.store import MANIFEST, Store, changed, is_sealed, json_text, read_manifest, read_recorded
 
 
 def release_folder(dataset: Path) -> dict[str, Any]:
@@ -33,8 +33,8 @@ def release_folder(dataset: Path) -> dict[str, Any]:
         raise changed(dataset, [MANIFEST])
     with Store(dataset, "dataset", manifest["config"]) as store:
         duplicates = read_duplicates(dataset) if (dataset / FOLDER / MANIFEST).is_file() else None
-        leaks = read_json(dataset / FOLDER / "leakage.json") if duplicates else {}
-        labels = read_json(dataset / "labels.json")
+        leaks = read_recorded(dataset / FOLDER, duplicates, "leakage.json") if duplicates else {}
+        labels = read_recorded(dataset, manifest, "labels.json")
         names = {kind: labels[kind]["names"] for kind in ("position", "unordered")}
         figures = report.gather(dataset, manifest, labels, duplicates, leaks)
         texts = {

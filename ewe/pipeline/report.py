@@ -19,9 +19,9 @@ from great_tables import GT
 from markupsafe import Markup, escape
 
 from ewe import page
-from ewe.pipeline import card, charts
+from ewe.pipeline import card, charts, codes
 from ewe.pipeline.charts import short
-from ewe.store import read_json
+from ewe.store import read_recorded
 
 Figures = dict[str, Any]
 
@@ -69,7 +69,7 @@ def gather(
         duplicates: the manifest of duplicates/, where there is one.
         leaks: leakage.json.
     """
-    stats = read_json(dataset / "stats.json")
+    stats = read_recorded(dataset, manifest, "stats.json")
     splits = _splits(manifest, labels, stats)
     figures: Figures = {
         "title": card.title(manifest),
@@ -156,6 +156,7 @@ def _count_labels(labels: Mapping[str, Any]) -> Figures:
         "unordered": len(labels["unordered"]["names"]),
         "without_training_row": int((train == 0).sum()),
         "rare": int((train < RARE).sum()),
+        "no_symbols": codes.no_symbols(labels["unordered"]["names"]),
     }
 
 
@@ -244,6 +245,8 @@ def _alerts(figures: Figures, several_first: int) -> list[dict[str, str]]:
         if each["leaking"]:
             what = f"{each['leaking']:,} of {each['rows']:,} patents in {split} have a near-copy in train"
             warnings.append(f"{what} ({percent(each['leaking'] / each['rows'])}); encode --drop-leaks leaves them out.")
+    if odd := labels["no_symbols"]:
+        warnings.append(f"{len(odd):,} subclasses are no {scheme} symbols: {', '.join(odd[:5])}.")
     years = [int(year) for year in figures["sections"]]
     if gaps := [str(year) for year in range(min(years), max(years)) if year not in years]:
         warnings.append(f"No labelled patent was granted in {', '.join(gaps)}.")
@@ -361,7 +364,7 @@ def _sizes(duplicates: Figures) -> dict[str, int]:
 
 def _tables(figures: Figures) -> dict[str, Markup]:
     found = {"table_2": _table_2(figures), "splits": _split_table(figures["splits"])}
-    if figures["duplicates"]:
+    if figures["duplicates"] and figures["duplicates"]["leakage"]:
         found["leakage"] = _leakage_table(figures["duplicates"]["leakage"])
     return found
 
