@@ -63,6 +63,11 @@ class BertConfig:
                 **options,
             }
         )
+        if "c" in options and config.w != sizes.width:
+            raise UsageError(
+                f"--option c={config.c} and the tensors' {sizes.v} letters make a width of {config.w},"
+                f" not --width {sizes.width}; leave c out."
+            )
         if config.w != sizes.width or config.w % config.heads:
             raise UsageError(
                 f"--width {sizes.width} must be a multiple of the tensors' {sizes.v} letters"
@@ -132,6 +137,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
+        if config.w % config.heads:
+            raise ValueError(f"a width of {config.w} cannot be shared out among {config.heads} heads")
         self.heads, self.dropout = config.heads, config.dropout
         self.qkv = nn.Linear(config.w, 3 * config.w)
         self.out = nn.Linear(config.w, config.w)

@@ -7,11 +7,13 @@ the data are functions of the step, so nothing else has a state (nothing draws f
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -44,13 +46,22 @@ def save(
         }
         with store.publish(path) as folder:
             folder.mkdir()
-            save_file(model.state_dict(), folder / "model.safetensors")
-            save_file(moments, folder / "optimizer.safetensors")
-            save_file(random, folder / "random.safetensors")
+            write_tensors(model.state_dict(), folder / "model.safetensors")
+            write_tensors(moments, folder / "optimizer.safetensors")
+            write_tensors(random, folder / "random.safetensors")
             state = {"step": step, "compute": str(compute), "scaler": scaler.state_dict()}
             store.publish_json(folder / "state.json", state)
     for old in _checkpoints(run)[:-KEPT]:
         shutil.rmtree(old)
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that whoever may read its folder may read, too; OSError where there is no room."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error)) from None
+    path.chmod(path.parent.stat().st_mode & 0o666)  # the library's own is 0600 whatever the umask
 
 
 def latest(run: Path) -> Path | None:

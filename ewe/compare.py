@@ -212,9 +212,12 @@ def _systems(names: Sequence[str], runs: Sequence[Path], folders: Mapping[Path, 
         manifest = store.read_manifest(run, "run")
         config = store.read_recorded(run, manifest, "config.json")
         name = f"{config['model']} ({run.name})"
-        fitting = [path for path, meta in folders.items() if not misfit(run, config, path, meta)]
-        if not fitting or name in found:
-            raise UsageError(f"{run} was trained on tensors that are not named here, or is named twice.")
+        if name in found:
+            raise UsageError(f"Two runs of {config['model']} are named {run.name}; name each once, or rename one.")
+        reasons = {path: misfit(run, config, path, meta) for path, meta in folders.items()}
+        fitting = [path for path, reason in reasons.items() if not reason]
+        if not fitting:
+            raise UsageError(f"--run {run} fits none of these tensors: {next(iter(reasons.values()))}")
         check_labels(run, store.read_recorded(run, manifest, "labels.json"), fitting[0], folders[fitting[0]])
         found[name] = System(name, config["model"], fitting[0], run)
     if not found:
@@ -348,6 +351,8 @@ def _measure(
         "training": config["training"],
         "preset": config["preset"],
         "steps": summary.get("steps"),
+        "training_rows": summary["rows"],
+        "epochs": summary.get("epochs"),
         "train_examples_per_second": trained.get("examples_per_second"),
         "inference_examples_per_second": len(largest) / seconds if len(largest) else None,
         "peak_memory_bytes": _peak_memory(),
@@ -404,7 +409,7 @@ def _table(
     first = measured[systems[0].name][0]
     guess: dict[str, Any] = {"system": GUESS, "tokenizer": None, "table_1": [], "published": {}, "differs": []}
     guess |= dict.fromkeys(("parameters", "embedding", "train_examples_per_second", "inference_examples_per_second"))
-    guess |= {"peak_memory_bytes": None, "threshold": None}
+    guess |= {"peak_memory_bytes": None, "threshold": None, "training_rows": None, "epochs": None}
     for split in splits:
         evaluation = first["evaluations"][split]["most_frequent"]
         guess[split] = {name: _spread([value]) for name, value in _figures(evaluation).items()}
@@ -430,6 +435,8 @@ def _row(system: System, measured: Sequence[dict[str, Any]], splits: Sequence[st
         "table_1": published.SIZES.get(system.model, []),
         "published": published.SCORES.get(system.model, {}),
         "differs": _differences(measured[0], meta),
+        "training_rows": measured[0]["training_rows"],
+        "epochs": measured[0]["epochs"],
         "threshold": measured[0]["training"]["threshold"],
     }
     for name in ("train_examples_per_second", "inference_examples_per_second", "peak_memory_bytes"):
@@ -477,6 +484,7 @@ def markdown(table: Mapping[str, Any]) -> str:
         ("parameters", lambda row: _whole(row["parameters"])),
         ("of them embedding", lambda row: _whole(row["embedding"])),
         ("in Table 1", lambda row: " / ".join(row["table_1"]) or "–"),
+        ("training rows × epochs", lambda row: _seen(row["training_rows"], row["epochs"])),
         ("training examples/s", lambda row: _whole(row["train_examples_per_second"])),
         ("inference examples/s", lambda row: _whole(row["inference_examples_per_second"])),
         ("peak memory", lambda row: f"{row['peak_memory_bytes'] / 1e9:.2f} GB"),
@@ -533,6 +541,11 @@ def _whole(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
+def _seen(rows: int, epochs: int | None) -> str:
+    """What a system has learned from; some learn without epochs."""
+    return f"{rows:,}" + (f" × {epochs:,}" if epochs else "")
+
+
 def _per_cent(figure: Mapping[str, float] | None) -> str:
     if figure is None:
         return "–"
@@ -550,6 +563,8 @@ def _csv(table: Mapping[str, Any]) -> str:
         "inference_examples_per_second",
         "peak_memory_bytes",
         "threshold",
+        "training_rows",
+        "epochs",
     ]
     spreads = [f"{name}_deviation" for name in SHOWN]
     writer = csv.DictWriter(

@@ -48,7 +48,7 @@ class TrainConfig:
     precision: str = _option("auto, fp32, bf16 or fp16; auto is fp32 on a CPU, else bf16 or fp16.", default="auto")
     plain: bool = _option("Take the readable path on a CUDA card too: no graphs, nothing compiled.", default=False)
     deterministic: bool = _option("Repeat to the bit on one card, at some cost; a CPU always does.", default=False)
-    checkpoint_every: int = _option("Steps between checkpoints.", default=10_000)
+    checkpoint_every: int = _option("Steps between checkpoints; 0: ten minutes.", default=0)
 
     def __post_init__(self) -> None:
         """Refuse a value out of its range."""
@@ -78,9 +78,10 @@ class Sizes:
 
 
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "layers width epochs batch_size checkpoint_every": ("at least 1", lambda x: x >= 1),
-    "heads seed clip weight_decay min_steps": ("at least 0", lambda x: 0 <= x < math.inf),
-    "learning_rate init_std": ("above 0", lambda x: 0 < x < math.inf),
+    "layers width epochs batch_size": ("at least 1", lambda x: x >= 1),
+    "heads clip weight_decay min_steps checkpoint_every": ("at least 0", lambda x: 0 <= x < math.inf),
+    "seed": ("at least 0 and below 2^63", lambda x: 0 <= x < 2**63),
+    "learning_rate init_std": ("above 0 and finite", lambda x: 0 < x < math.inf),
     "dropout warmup holdout": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     "threshold": ("between 0 and 1", lambda x: 0 < x < 1),
     "device": (f"one of {', '.join(DEVICES)}", DEVICES.__contains__),
@@ -106,7 +107,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3,
         "warmup": 0.05,
         "clip": 1.0,
-        "checkpoint_every": 500,
     },
 }
 
@@ -122,4 +122,6 @@ def configure(preset: str = "paper", **choices: Any) -> TrainConfig:
     if unknown := sorted(set(choices) - {each.name for each in fields(TrainConfig)}):
         raise UsageError(f"Training has no option {unknown[0]}.")
     chosen = {name: value for name, value in choices.items() if value is not None}
+    if "epochs" in chosen:  # who asks for so many epochs means them
+        chosen.setdefault("min_steps", 0)
     return replace(TrainConfig(), **(PRESETS[preset] | chosen))

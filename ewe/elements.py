@@ -331,10 +331,13 @@ def buffers(texts: Sequence[str]) -> tuple[Bytes, Places]:
     """Python strings as Arrow keeps them: (UTF-8 of all texts, int64 (N+1) where each starts).
 
     Raises:
-        TypeError: `texts` is one string.
+        TypeError: `texts` is one string, or holds what is none.
     """
     if isinstance(texts, str):
         raise TypeError("texts is one string; pass a list of them")
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {number} is {type(text).__name__}, not a string; fill it or leave it out")
     raw = [utf8(text) for text in texts]
     offsets = np.zeros(len(raw) + 1, np.int64)
     np.cumsum([len(text) for text in raw], out=offsets[1:])
@@ -352,7 +355,7 @@ def encode(texts: Sequence[str], u: int = 128, v: int = 16, tokenizer: str = "wh
 
     Raises:
         UsageError: u < 3, v < 1 or an unknown tokenizer.
-        TypeError: `texts` is one string.
+        TypeError: `texts` is one string, or holds what is none.
     """
     check(u, v, tokenizer)
     data, offsets = buffers(texts)

@@ -78,6 +78,8 @@ class ElementwiseEmbedding(nn.Module):
 
     def __init__(self, u: int, v: int, c: int, focus: bool = True, gradient: bool = False) -> None:
         super().__init__()
+        if min(u, v, c) < 1:
+            raise ValueError(f"u={u}, v={v} and c={c} must each be at least 1")
         self.u, self.v, self.c = u, v, c
         self.elements = nn.Parameter(torch.empty(ALPHABET, c))
         self.letters = nn.Parameter(torch.empty(u * v, c)) if focus else None

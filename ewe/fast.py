@@ -15,11 +15,13 @@ The arithmetic is the plain path's (tests); an epoch's last, smaller step runs u
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import os
 import shutil
 import sysconfig
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,22 +171,61 @@ class Graphed:
         at = torch.from_numpy(rows)
         if self.compute.device.type == "cuda":
             at = at.pin_memory()
-        if not self.on_card or len(rows) != len(self.rows):
-            return self._step(at.to(self.compute.device, non_blocking=True))
-        self.rows.copy_(at, non_blocking=True)
-        if self._graph is None:
-            self._capture()
-        self._graph.replay()  # type: ignore[union-attr]
-        return self._output.clone()  # the next replay writes over it
+        whole = len(rows) == len(self.rows)
+        if whole:
+            self.rows.copy_(at, non_blocking=True)
+            if self.on_card and self._graph is None:
+                self._capture()
+        if whole and self._graph is not None:
+            self._graph.replay()
+            return self._output.clone()  # the next replay writes over it
+        return self._step(self.rows if whole else at.to(self.compute.device, non_blocking=True))
 
     def _capture(self) -> None:
-        """Warm up on copies of all state, put it back, and record the step."""
+        """Warm up and record the step, all state put back; where that fails, go on without the graph."""
+        put_back = self._keep()
+        try:
+            self._warm_up()
+            put_back()
+            gc.collect()  # no graph of an earlier training may be freed meanwhile
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._output = self._step(self.rows)
+            self._graph = graph
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of Triton, the C compiler or the driver: slower is better than not at all
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            progress.warn(f"Without torch.compile and the CUDA graph, which failed here: slower ({why}).")
+            self.on_card, self._loss = False, _loss
+        put_back()
+
+    def _keep(self) -> Callable[[], None]:
+        """Copy weights, moments and random state; returns what puts them back."""
         device = self.compute.device
-        random = torch.cuda.get_rng_state(device)
+        random = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
         weights = [p.detach().clone() for p in self.model.parameters()]
         moments = {
             p: {name: value.clone() for name, value in state.items()} for p, state in self.optimizer.state.items()
         }
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for p, before in zip(self.model.parameters(), weights, strict=True):
+                p.copy_(before)
+            for weight, state in self.optimizer.state.items():
+                for name, value in state.items():
+                    value.copy_(moments[weight][name] if weight in moments else torch.zeros_like(value))
+            self.optimizer.zero_grad(set_to_none=True)
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(random, device)
+            else:
+                torch.set_rng_state(random)
+
+        return put_back
+
+    def _warm_up(self) -> None:
+        device = self.compute.device
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream), warnings.catch_warnings():
@@ -193,18 +234,6 @@ class Graphed:
             for _ in range(WARM_UP):
                 self._step(self.rows)
         torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.no_grad():
-            for p, before in zip(self.model.parameters(), weights, strict=True):
-                p.copy_(before)
-            for weight, state in self.optimizer.state.items():
-                for name, value in state.items():
-                    value.copy_(moments[weight][name] if weight in moments else torch.zeros_like(value))
-        torch.cuda.set_rng_state(random, device)
-        self.optimizer.zero_grad(set_to_none=True)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = self._step(self.rows)
-        torch.cuda.set_rng_state(random, device)
 
 
 @torch.no_grad()

@@ -15,8 +15,11 @@ from typing import Any
 from ewe.elements import utf8
 from ewe.errors import DataError
 from ewe.parquet import open_parquet, read_batches
+from ewe.progress import warn
 from ewe.store import kind_of, sha256_file, sha256_json
 from ewe.text import join_claims
+
+Texts = Iterator[tuple[str, str | None]]  # (id, text, None where it is missing)
 
 STDIN = Path("-")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -43,7 +46,8 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
         first = sys.stdin.readline()
         _refuse_binary("standard input", first.encode(errors="replace"))
         lines = _chain(first, sys.stdin)
-        return None, _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
+        texts = _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
+        return None, _filled(source, texts)
     if source.is_dir():
         if kind_of(source) == "dataset":
             raise DataError(
@@ -59,10 +63,13 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
     suffix = source.suffix.lower()
     if suffix == ".parquet":
         return _parquet([source], max_claims)
+    if suffix in (".csv", ".tsv"):
+        raise DataError(f"{source} is a table, not lines of text; give it as .jsonl or .parquet.")
     with source.open("rb") as file:
         _refuse_binary(source, file.read(HEAD))
     lines = _open(source)
-    return None, _json_lines(source, lines, max_claims) if suffix in JSON_LINES else _lines(lines)
+    texts = _json_lines(source, lines, max_claims) if suffix in JSON_LINES else _lines(lines)
+    return None, _filled(source, texts)
 
 
 def sha256_texts(source: Path) -> str:
@@ -95,12 +102,12 @@ def _open(path: Path) -> Iterator[str]:
         yield from file
 
 
-def _lines(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _lines(lines: Iterable[str]) -> Texts:
     for number, line in enumerate(lines, 1):
         yield str(number), line.rstrip("\n")
 
 
-def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Iterator[tuple[str, str]]:
+def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Texts:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -122,7 +129,7 @@ def _parquet(files: list[Path], max_claims: int) -> tuple[int, Iterator[tuple[st
             if not _text_columns(file.schema_arrow):
                 raise DataError(f"{path} has no string column text or claims; add one.")
             rows += file.metadata.num_rows
-    return rows, _parquet_rows(files, max_claims)
+    return rows, _filled(files[0] if len(files) == 1 else files[0].parent, _parquet_rows(files, max_claims))
 
 
 def _text_columns(schema: Any) -> list[str]:
@@ -131,7 +138,7 @@ def _text_columns(schema: Any) -> list[str]:
     return [name for name, kind in kinds.items() if kind in ("string", "large_string", "string_view")]
 
 
-def _parquet_rows(files: list[Path], max_claims: int) -> Iterator[tuple[str, str]]:
+def _parquet_rows(files: list[Path], max_claims: int) -> Texts:
     row = 0
     for path in files:
         with open_parquet(path) as file:
@@ -147,6 +154,18 @@ def _parquet_rows(files: list[Path], max_claims: int) -> Iterator[tuple[str, str
                     yield str(row if name is None else name), _as_text(field, text, max_claims)
 
 
-def _as_text(field: str, value: str | None, max_claims: int) -> str:
-    """A missing text is an empty one, so that every row of the source has its row in the predictions."""
-    return (value or "") if field == "text" else join_claims(value or "", max_claims).text
+def _as_text(field: str, value: str | None, max_claims: int) -> str | None:
+    return value if field == "text" or value is None else join_claims(value, max_claims).text
+
+
+def _filled(source: Path, texts: Texts) -> Iterator[tuple[str, str]]:
+    """A missing text is an empty one, so that every row of the source has its row in the predictions; says so."""
+    missing = broken = 0
+    for name, text in texts:
+        missing += text is None
+        broken += "\ufffd" in (text or "")
+        yield name, text or ""
+    if missing:
+        warn(f"{source}: {missing:,} texts are missing, and read as empty.")
+    if broken:
+        warn(f"{source}: {broken:,} texts hold U+FFFD, which stands for what is no UTF-8.")

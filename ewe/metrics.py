@@ -49,6 +49,7 @@ class Counts:
         self.hits = torch.zeros(len(CUTS), dtype=torch.int64, device=device)
         first = [name.startswith(POSITIONS["first"]) for name in names]
         self.first = torch.tensor(first, device=device)
+        self._firsts = self.first.nonzero().flatten()  # by index: a mask would be waited for at each batch
         self.first_hits, self.first_rows = torch.zeros(2, dtype=torch.int64, device=device)
 
     def update(self, logits: Tensor, batch: Batch) -> None:
@@ -63,9 +64,9 @@ class Counts:
         # ranked by logits, which differ where probabilities are all 1.0
         ranked = truth.gather(1, logits.topk(min(CUTS[-1], truth.shape[1])).indices)
         self.hits += torch.stack([ranked[:, :k].sum() for k in CUTS])
-        if self.first.any():
-            first = truth[:, self.first]
-            best = logits[:, self.first].argmax(1, keepdim=True)
+        if len(self._firsts):
+            first = truth[:, self._firsts]
+            best = logits[:, self._firsts].argmax(1, keepdim=True)
             self.first_hits += first.gather(1, best).sum()
             self.first_rows += first.any(1).sum()
 
@@ -81,19 +82,18 @@ class Counts:
         report["precision_at"] = {
             str(k): _ratio(int(hits), k * self.rows) for k, hits in zip(CUTS, self.hits, strict=True)
         }
-        if self.first.any():
+        if len(self._firsts):
             report["top1_first"] = _ratio(int(self.first_hits), int(self.first_rows))
         return report | {"positives": int(support.sum()), "predicted_positives": int(predicted.sum())}
 
     def table(self) -> str:
         """Support, predictions, precision, recall and F1 a label, as tab-separated text that the csv module reads."""
         lines = ["label\tsupport\tpredicted\tprecision\trecall\tf1"]
-        for name, tp, predicted, support in zip(self.names, self.tp, self.predicted, self.support, strict=True):
-            figures = scores(*(np.array([int(t)]) for t in (tp, predicted, support)))["micro"]
+        counts = (t.tolist() for t in (self.tp, self.predicted, self.support))
+        for name, tp, predicted, support in zip(self.names, *counts, strict=True):
+            figures = scores(*(np.array([n]) for n in (tp, predicted, support)))["micro"]
             lines.append(
-                "\t".join(
-                    [_quoted(name), str(int(support)), str(int(predicted)), *(f"{x:.6f}" for x in figures.values())]
-                )
+                "\t".join([_quoted(name), str(support), str(predicted), *(f"{x:.6f}" for x in figures.values())])
             )
         return "\n".join(lines) + "\n"
 

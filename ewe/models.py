@@ -85,7 +85,7 @@ def options(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise UsageError(f"--option {pair} must be NAME=VALUE.")
         try:
-            chosen[name] = json.loads(value)
+            chosen[name] = json.loads(value.lower() if value in ("True", "False") else value)
         except ValueError:
             chosen[name] = value
     return chosen
@@ -126,7 +126,9 @@ def shape(model: str, sizes: Sizes, tokenizer: str, options: Mapping[str, Any] |
         if type(like) is float and type(value) is int:  # JSON's 5 is an int, and 5.0 is meant
             chosen[name] = float(value)
         elif isinstance(like, bool | int | float | str) and type(value) is not type(like):  # True is no int here
-            raise UsageError(f"--option {name} of {model} must be like {like!r}, not {value!r}.")
+            raise UsageError(f"--option {name} of {model} must be like {json.dumps(like)}, not {json.dumps(value)}.")
+        elif type(like) is int and value < 1:
+            raise UsageError(f"--option {name} of {model} must be at least 1, not {value}.")
     if not sizes.focus and "focus" not in own:
         raise UsageError(f"{model} has no focus embeddings to leave out; drop --no-focus.")
     decided = {name: value for name, value in found.options.items() if name in common}

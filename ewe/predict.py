@@ -208,7 +208,7 @@ def _json_writer(path: Path) -> Iterator[Write]:
         def write(ids: list[str], names: list[list[str]], probabilities: list[list[float]]) -> None:
             for each, labels, values in zip(ids, names, probabilities, strict=True):
                 record = {"id": each, "label_names": labels, "probabilities": [round(p, 6) for p in values]}
-                file.write(json.dumps(record) + "\n")
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
 
         yield write
 

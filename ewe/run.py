@@ -22,12 +22,11 @@ from ewe.compute import Compute
 from ewe.elements import encode
 from ewe.embedding import ElementwiseEmbedding
 from ewe.errors import DataError, UsageError
-from ewe.tokens import WordPiece, codepoints
+from ewe.tokens import VOCABULARY_FILE, WordPiece, codepoints
 
 BATCH_SIZE = 128
 ON_CARD = 512  # texts at a time on a card
 MANY = 2_000_000  # texts whose time compiling pays for, on a card: an estimate (benchmarks/README.md)
-VOCABULARY = "tokenizer.json"  # of WordPiece, in tensors and run
 
 Chosen = Iterator[tuple[list[str], list[float]]]  # of each row label names and probabilities, most probable first
 
@@ -96,7 +95,7 @@ class Run:
         if self.reads == "words":
             return words.encode
         if tokenizer == "wordpiece":
-            pieces = WordPiece.load(self.folder / VOCABULARY)
+            pieces = WordPiece.load(self.folder / VOCABULARY_FILE)
             return lambda texts: pieces.encode(texts, u).astype(np.int64)
         if tokenizer == "codepoints":
             return lambda texts: codepoints(texts, u).astype(np.int64)
@@ -186,9 +185,9 @@ def misfit(run: Path, config: Mapping[str, Any], tensors: Path, meta: Meta) -> s
             return f"{tensors} has {what} {theirs}, {run} {ours}; encode with {what} {ours}."
     if meta.tokenizer == "wordpiece":
         # opened, as one vocabulary may be written in several ways: by another release of tokenizers, say
-        theirs, ours = (WordPiece.load(folder / VOCABULARY).to_json() for folder in (tensors, run))
+        theirs, ours = (WordPiece.load(folder / VOCABULARY_FILE).to_json() for folder in (tensors, run))
         if theirs != ours:
-            return f"{tensors} has another vocabulary than {run}; encode with --vocabulary {run / VOCABULARY}."
+            return f"{tensors} has another vocabulary than {run}; encode with --vocabulary {run / VOCABULARY_FILE}."
     return ""
 
 

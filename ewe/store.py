@@ -91,10 +91,17 @@ def publish(path: Path) -> Iterator[Path]:
         temporary.replace(path)
         _fsync(path.parent)
     except OSError as error:  # a full disk, say, of which libraries do not tell whose
-        error.filename = error.filename or str(path)
+        _name(error, path, temporary)
         raise
     finally:
         _remove(temporary)
+
+
+def _name(error: OSError, path: Path, temporary: Path | None = None) -> None:
+    """Have an error that names no file, or a temporary one, name this one; without a number it would lose its words."""
+    nameless = error.filename is None and error.errno is not None
+    if nameless or (temporary and str(error.filename).startswith(str(temporary))):
+        error.filename = str(path)
 
 
 def publish_text(path: Path, text: str) -> None:
@@ -274,6 +281,8 @@ class Store:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise EweError(f"Another process is writing {self.folder}; wait for it to end.") from None
+        except (FileExistsError, NotADirectoryError):
+            raise EweError(f"{self.folder} is no folder, nor can it be made one; choose another.") from None
         except OSError as error:
             raise EweError(
                 f"Cannot write to {self.folder} ({error.strerror}); make it writable or choose another folder."
@@ -332,7 +341,7 @@ class Store:
     ) -> None:
         files = self.manifest["files"]
         if isinstance(error, OSError):
-            error.filename = error.filename or str(self.folder)
+            _name(error, self.folder)
         if isinstance(error, DataError) and all(name.startswith(".") for name in files):
             if files:  # what is done need not be done again, should the same input come back mended
                 self.manifest["failed"] = True

@@ -50,7 +50,13 @@ class Tokenizer:
         self.u, self.v, self.tokenizer = u, v, tokenizer
 
     def __call__(
-        self, texts: str | Sequence[str], padding: bool | str = "max_length", return_tensors: str | None = None
+        self,
+        texts: str | Sequence[str],
+        padding: bool | str = "max_length",
+        return_tensors: str | None = None,
+        *,
+        truncation: bool | str = True,
+        max_length: int | None = None,
     ) -> Encoding:
         """Encode one text or several.
 
@@ -58,15 +64,20 @@ class Tokenizer:
             texts: B strings; or one, whose arrays have no B unless tensors are asked for.
             padding: "max_length" (to u), "longest" or True (to the longest of these), False (none).
             return_tensors: "pt", "np", or None for arrays of numpy in a list where each has its own length.
+            truncation: longer texts are always cut, so False is refused.
+            max_length: the most materials of these texts, where that is less than u.
 
         Returns:
             input_ids uint8 (B, n, v) and attention_mask int64 (B, n), n <= u.
 
         Raises:
-            ValueError: another value of padding or return_tensors.
+            ValueError: another value of padding or return_tensors; truncation is off, or max_length more than u.
+            UsageError: max_length < 3.
         """
-        single = isinstance(texts, str)
-        ids = elements.encode([texts] if isinstance(texts, str) else texts, self.u, self.v, self.tokenizer)
+        if not truncation or (max_length or 0) > self.u:
+            raise ValueError(f"texts are always cut at u={self.u} materials; make a Tokenizer with a larger u")
+        single, u = isinstance(texts, str), max_length or self.u
+        ids = elements.encode([texts] if isinstance(texts, str) else texts, u, self.v, self.tokenizer)
         lengths = (ids[..., 0] != 0).sum(1)
         rows: list[NDArray[Any]] = [row[:length] for row, length in zip(ids, lengths, strict=True)]
         features = [{"input_ids": row, "attention_mask": np.ones(len(row), np.int64)} for row in rows]
@@ -75,7 +86,7 @@ class Tokenizer:
                 raise ValueError("texts of different lengths make no tensor; ask for padding")
             columns = {name: [each[name] for each in features] for name in self.model_input_names}
             return Encoding({name: values[0] for name, values in columns.items()} if single else columns)
-        found = self.pad(features, padding, return_tensors=return_tensors or "np")
+        found = self.pad(features, padding, u, return_tensors=return_tensors or "np")
         return Encoding({name: value[0] for name, value in found.items()}) if single and not return_tensors else found
 
     def pad(

@@ -26,6 +26,7 @@ CANINE_CLS, CANINE_SEP = 0xE000, 0xE001  # of Unicode's private use, as CANINE h
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4 of a vocabulary that is learned here
 PREFIX = "##"  # of a piece that does not start a word
+VOCABULARY_FILE = "tokenizer.json"  # the file of a vocabulary, in tensors and run
 MOST_IDS = 1 << 16  # tokens are stored as uint16
 LEAST_IDS = 100
 ALPHABET = 1000  # different letters at most; rarer ones become [UNK], as in BERT

@@ -22,7 +22,6 @@ from typing import Any, NoReturn, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ewe import __version__, checkpoint, fast, journal, models, progress
@@ -34,8 +33,10 @@ from ewe.errors import DataError, EweError, IncompleteError
 from ewe.fast import Graphed, Resident
 from ewe.metrics import count, cross_entropy
 from ewe.store import Store, publish_json, refuse_inside
+from ewe.tokens import VOCABULARY_FILE
 
 LOG_EVERY = 10  # steps: how often losses leave the device, are looked at and written
+CHECKPOINT_SECONDS = 600  # between checkpoints, unless steps are given
 REPORTS = 20  # how often at most a run says how it does, held-out rows included: at the ends of epochs
 
 
@@ -63,7 +64,7 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
     data = Data.open(tensors, meta, config)
     shape = models.shape(config.model, models.sizes_of(config, meta), meta.tokenizer, config.options)
 
-    with World.join(compute.device) as world, _deterministic(config.deterministic), _attention(meta.u):
+    with World.join(compute.device) as world, _deterministic(config.deterministic), exact_attention():
         if not world.leads:  # it takes part in the steps and in nothing else
             progress.set_quiet(quiet=True)
             if not world.told(None):
@@ -76,17 +77,18 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
             if world.told(store.finished):
                 progress.say(f"{out} is finished; nothing to do.")
                 return {"run": str(out), **store.manifest["summary"]}
-            if not store.has("labels.json"):
+            if not store.has("config.json"):
                 read = {"tokenizer": meta.tokenizer, "u": meta.u, "v": meta.v, "max_claims": meta.max_claims}
                 facts = {"model": config.model, "shape": shape, "input": read, "preset": preset}
                 store.write_json("config.json", facts | _circumstances(config, compute, meta, world))
-                if meta.tokenizer == "wordpiece":
-                    store.write_text("tokenizer.json", (tensors / "tokenizer.json").read_text(encoding="utf-8"))
+            if meta.tokenizer == "wordpiece" and not store.has(VOCABULARY_FILE):
+                store.write_text(VOCABULARY_FILE, (tensors / VOCABULARY_FILE).read_text(encoding="utf-8"))
+            if not store.has("labels.json"):
                 labels = {"names": meta.label_names, "sha256": meta.labels_sha256}
                 store.write_json("labels.json", labels | {"rows": len(data.rows), "counts": data.counts().tolist()})
             model, learned, rate = _learn(out, config, compute, data, shape, world)
             with store.write("model.safetensors") as path:
-                save_file(model.state_dict(), path)
+                checkpoint.write_tensors(model.state_dict(), path)
             if (out / journal.NAME).is_file():
                 store.record(journal.NAME)
             numbers = list(model.parameters()) or list(model.state_dict().values())
@@ -160,7 +162,13 @@ def _learn(
     else:
         stepper = Stepper(model, config, compute, split, world)
     training = Training(out, config, data, stepper, world)
-    loss, rate = training.go()
+    try:
+        loss, rate = training.go()
+    except torch.OutOfMemoryError:
+        raise EweError(
+            f"{compute} has too little memory for a step of {config.batch_size} texts;"
+            " train into another --out with a smaller --batch-size."
+        ) from None
     return model, {"epochs": training.plan.epochs, "steps": training.plan.steps, "loss": loss}, rate
 
 
@@ -230,6 +238,7 @@ class Training:
         self.model, self.compute = self.stepper.model, self.stepper.compute
         self.state = (self.model, self.stepper.optimizer, self.stepper.scaler, self.compute, self.world)
         self.pending: list[Tensor] = []  # losses that are still on the device
+        self.saved = time.monotonic()
 
     def go(self) -> tuple[float, float]:
         """Train to the end; returns the last epoch's loss and examples/s."""
@@ -251,7 +260,7 @@ class Training:
 
                 # -- what it says -----------------------------------------------------------------------------------
                 epoch, at = divmod(step, plan.steps_an_epoch)
-                due = step % config.checkpoint_every == 0 or step == plan.steps
+                due = step == plan.steps or self._due(step)
                 if step % LOG_EVERY == 0 or at == 0 or due:
                     self._settle(log, step)
                 advance(len(rows), f"loss {log.losses[-1]:.4f}" if log.losses else "")
@@ -277,6 +286,13 @@ class Training:
         """Whether to stop before this step or after the last: all processes at the same one, so they ask."""
         asks = self.world.size == 1 or step % LOG_EVERY == 0 or step == self.plan.steps
         return asks and self.world.any(bool(received), self.compute.device)
+
+    def _due(self, step: int) -> bool:
+        """Whether a checkpoint is due after this step: in all processes at the same one, so they ask."""
+        if self.config.checkpoint_every:
+            return step % self.config.checkpoint_every == 0
+        late = time.monotonic() - self.saved >= CHECKPOINT_SECONDS
+        return step % LOG_EVERY == 0 and self.world.any(late, self.compute.device)
 
     def _settle(self, log: journal.Journal, step: int) -> None:
         """Bring the losses of the last steps to the host and write them; stop where one is not finite."""
@@ -325,6 +341,7 @@ class Training:
     def _save(self, log: journal.Journal, step: int) -> None:
         log.sync()
         checkpoint.save(self.run, step, *self.state)
+        self.saved = time.monotonic()
 
 
 def _circumstances(config: TrainConfig, compute: Compute, meta: Meta, world: World) -> dict[str, Any]:
@@ -357,10 +374,14 @@ def _signals() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _attention(n: int) -> Iterator[None]:
-    """Keep cuDNN's attention from n materials where its backward may give NaN (pytorch/pytorch#196678; Hopper)."""
+def exact_attention() -> Iterator[None]:
+    """Train without cuDNN's attention, which torch prefers on Hopper.
+
+    It keeps a dropout's probability in sixteenths (pytorch/pytorch#174245), and its backward may give NaN
+    (pytorch/pytorch#196678, NVIDIA/cudnn-frontend#1072).
+    """
     before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(before and n % 128 != 64)
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
     try:
         yield
     finally:

@@ -84,6 +84,8 @@ def test_a_table_of_two_systems_and_a_finished_run(tensors: list[Path], tmp_path
     assert "made up" in text
     assert "| bert-ewe | whitespace | " in text
     assert "64.30 / 66.02 / 62.66 †‡" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| bert-ewe | whitespace")]
+    assert f" {table['rows'][0]['training_rows']:,} × {table['rows'][0]['epochs']:,} " in line
     assert "±" in text
     with (tmp_path / "out" / "table.csv").open(encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -155,6 +157,13 @@ def test_what_cannot_be_compared(tensors: list[Path], tmp_path: Path) -> None:
     namesake = write_tensors(tmp_path / "elsewhere" / tensors[0].name, ROWS, made_up=True)
     with pytest.raises(UsageError, match=f"{tensors[0]} and {namesake} are both named whitespace, .*; rename one"):
         compare_models([tensors[0], namesake], out, names=["bert-ewe"], **TINY)
+    run = tmp_path / "run"
+    train_model(tensors[0], run, model="bert-ewe", **TINY)
+    other_size = write_tensors(tmp_path / "larger", ROWS, u=9)
+    with pytest.raises(UsageError, match=f"--run {run} fits none of these tensors: .*encode with --words 8"):
+        compare_models([other_size], out, names=[], runs=[run], **TINY)
+    with pytest.raises(UsageError, match="Two runs of bert-ewe are named run; name each once"):
+        compare_models(tensors, out, names=[], runs=[run, run], **TINY)
     assert not out.exists()
 
 
@@ -185,7 +194,7 @@ def test_a_run_is_compared_on_tensors_of_its_vocabulary(tmp_path: Path) -> None:
     (system,) = compare._systems([], [run], folders)
     assert system.tensors == tmp_path / "b"
     del folders[system.tensors]
-    with pytest.raises(UsageError, match="trained on tensors that are not named here"):
+    with pytest.raises(UsageError, match=r"fits none of these tensors: .* has another vocabulary"):
         compare._systems([], [run], folders)
 
 

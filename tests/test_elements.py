@@ -253,6 +253,12 @@ def test_what_cannot_be_is_a_usage_error(arguments):
         encode(["a"], **arguments)
 
 
+@pytest.mark.parametrize("odd", [None, 1.5, b"x"])
+def test_what_is_no_string_is_named(odd):
+    with pytest.raises(TypeError, match=f"text 1 is {type(odd).__name__}, not a string"):
+        encode(["a", odd], 8, 4)
+
+
 def test_one_string_is_refused():
     with pytest.raises(TypeError, match="pass a list"):
         encode("a b c")

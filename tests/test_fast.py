@@ -1,5 +1,6 @@
 """The fast path against the plain one: the same steps, to rounding; what it cannot serve takes the plain one."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ewe.compute import Compute
 from ewe.config import Sizes, configure
 from ewe.distributed import ALONE, World
 from ewe.fast import Graphed, Resident
-from ewe.train import Stepper, adamw, train_model
+from ewe.train import Stepper, adamw, exact_attention, train_model
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, CARD])]
@@ -28,6 +29,13 @@ SIZES = Sizes(u=8, v=4, vocabulary=256, labels=6, layers=2, width=32, dropout=0.
 
 def tiny_bert() -> torch.nn.Module:
     return models.build("bert-ewe", models.shape("bert-ewe", SIZES, "whitespace"))
+
+
+@pytest.fixture(autouse=True)
+def attention() -> Iterator[None]:
+    """As training has it."""
+    with exact_attention():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +99,35 @@ def test_steps_equal_the_plain_ones(
     ]
 
     assert losses[1] == pytest.approx(losses[0], rel=error)
+    assert (steppers[1]._graph is not None) == (device == "cuda")
     ids = split.batch(np.arange(70)).ids.to(device)
     torch.testing.assert_close(quick(ids), plain(ids), rtol=10 * error, atol=error if precision == "bf16" else 1e-5)
+
+
+def test_where_capturing_fails_training_goes_on_without(
+    split: Split, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """From the weights, moments and random state there were."""
+
+    def fails(self: Graphed) -> None:
+        self._step(self.rows)
+        raise RuntimeError("no Triton today\nand more")
+
+    monkeypatch.setattr(Graphed, "_warm_up", fails)
+    config, compute = configure("paper", batch_size=16), Compute.choose("cpu")
+    losses = []
+    for on_card in (False, True):
+        torch.manual_seed(0)
+        model = models.build("bert-ewe", models.shape("bert-ewe", replace(SIZES, dropout=0.1), "whitespace"))
+        stepper = Graphed(
+            model, adamw(model, config, graphed=True), config, compute, Resident(split, 6, compute.device)
+        )
+        losses.append([float(stepper(np.arange(0, 16), 1e-3))])  # moments, which must be put back, too
+        stepper.on_card = on_card
+        losses[-1] += [float(stepper(np.arange(start, min(start + 16, 70)), 1e-3)) for start in range(0, 70, 16)]
+    assert losses[0] == losses[1]
+    said = capsys.readouterr().err
+    assert said == ("warning: Without torch.compile and the CUDA graph, which failed here: slower (no Triton today).\n")
 
 
 def test_narrowed_is_what_autocast_computes_with(split: Split):

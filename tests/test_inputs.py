@@ -123,6 +123,26 @@ def test_a_flipped_bit_is_named_or_changes_nothing(tmp_path: Path) -> None:
     assert refused > len(whole) // 10
 
 
+@pytest.mark.parametrize("name", ["x.csv", "x.TSV"])
+def test_a_table_is_no_text(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("text,label_names\na,x\n")
+    with pytest.raises(DataError, match=r"is a table, not lines of text; give it as \.jsonl or \.parquet"):
+        read_texts(tmp_path / name)
+
+
+def test_missing_and_broken_texts_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"claims": ["1. A plough.", None, None]}), tmp_path / "x.parquet")
+    (tmp_path / "x.jsonl").write_text('{"text": null}\n{"text": ""}\n')
+    (tmp_path / "x.txt").write_bytes("caf\xe9\nna\xefve\n\n".encode("latin-1"))
+    found = {name: [text for _, text in read_texts(tmp_path / name)[1]] for name in ("x.parquet", "x.jsonl", "x.txt")}
+    assert found == {"x.parquet": ["A plough.", "", ""], "x.jsonl": ["", ""], "x.txt": ["caf\ufffd", "na\ufffdve", ""]}
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: {tmp_path / 'x.parquet'}: 2 texts are missing, and read as empty.",
+        f"warning: {tmp_path / 'x.jsonl'}: 1 texts are missing, and read as empty.",
+        f"warning: {tmp_path / 'x.txt'}: 2 texts hold U+FFFD, which stands for what is no UTF-8.",
+    ]
+
+
 def test_a_missing_file_and_the_next_step_are_named(tmp_path: Path) -> None:
     with (
         pytest.raises(DataError, match=r"no\.parquet .*; export it again\.$"),

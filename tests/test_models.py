@@ -1,5 +1,6 @@
 """`ewe info`: sizes counted on the models, beside the paper's Table 1."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def test_notes_tell_the_papers_slip_and_the_caveat():
         ("sif", "a=1", 1.0),
         ("knn", "k=3", 3),
         ("knn", "vote=majority", "majority"),
+        ("bert-ewe", "gradient=True", True),
+        ("bert-ewe", "gradient=false", False),
     ],
 )
 def test_an_option_has_its_fields_type(model: str, pair: str, value: Any):
@@ -59,15 +62,33 @@ def test_an_option_has_its_fields_type(model: str, pair: str, value: Any):
 @pytest.mark.parametrize(
     ("model", "pair", "like"),
     [
-        ("knn", "k=true", "15, not True"),
+        ("knn", "k=True", "15, not true"),
+        ("bert-ewe", "gradient=yes", 'false, not "yes"'),
         ("knn", "k=3.0", "15, not 3.0"),
-        ("knn", "vote=3", "'weighted', not 3"),
-        ("logistic", "penalty=true", "10.0, not True"),
-        ("logistic", "penalty=much", "10.0, not 'much'"),
+        ("knn", "vote=3", '"weighted", not 3'),
+        ("logistic", "penalty=true", "10.0, not true"),
+        ("logistic", "penalty=much", '10.0, not "much"'),
     ],
 )
 def test_an_option_of_another_type_is_refused(model: str, pair: str, like: str):
     with pytest.raises(UsageError, match=f"^--option {pair.partition('=')[0]} of {model} must be like {like}\\.$"):
+        models.shape(model, Sizes(8, 4, 256, 6), "whitespace", models.options([pair]))
+
+
+@pytest.mark.parametrize(
+    ("model", "pair", "sentence"),
+    [
+        ("bert-ewe", "ffn=-1", "--option ffn of bert-ewe must be at least 1, not -1."),
+        ("knn", "k=0", "--option k of knn must be at least 1, not 0."),
+        (
+            "bert-ewe",
+            "c=3",
+            "--option c=3 and the tensors' 4 letters make a width of 12, not --width 768; leave c out.",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(model: str, pair: str, sentence: str):
+    with pytest.raises(UsageError, match=f"^{re.escape(sentence)}$"):
         models.shape(model, Sizes(8, 4, 256, 6), "whitespace", models.options([pair]))
 
 

@@ -127,6 +127,28 @@ def test_an_interrupt_ends_the_parts_at_work(tmp_path: Path, ends: type[BaseExce
         store.parts(pool, either, [(begun, None), (begun, ends)], lambda _: None)
 
 
+def test_a_file_where_the_folder_should_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("out", "link", "out/further"):
+        wanted = pytest.raises(EweError, match=rf"{name} is no folder, nor can it be made one; choose another")
+        with wanted, Store(tmp_path / name, "raw", {}):
+            pass
+
+
+def test_a_full_disk_names_the_users_file(tmp_path: Path) -> None:
+    for error in (OSError(28, "No space left on device"), OSError(5, "Error writing bytes to file")):
+        with pytest.raises(OSError, match=r"No space|Error writing") as caught, publish(tmp_path / "x.jsonl"):
+            raise error
+        assert caught.value.filename == str(tmp_path / "x.jsonl")
+    with pytest.raises(FileNotFoundError) as caught, publish(tmp_path / "x.jsonl") as path:
+        path.with_name(path.name + "x").read_text()
+    assert caught.value.filename == str(tmp_path / "x.jsonl")
+    with pytest.raises(FileNotFoundError) as caught, publish(tmp_path / "x.jsonl"):
+        (tmp_path / "input").read_text()
+    assert caught.value.filename == str(tmp_path / "input")
+
+
 def test_two_writers_of_one_file_leave_a_whole_one(tmp_path: Path) -> None:
     with publish(tmp_path / "out") as one:
         one.write_text("one")
@@ -329,13 +351,6 @@ def test_a_broken_manifest_is_one_sentence(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="is not valid JSON"):
         read_manifest(tmp_path, "raw")
-
-
-def test_a_path_that_cannot_be_a_folder_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-
-    with pytest.raises(EweError, match="Cannot write to"), Store(tmp_path / "file" / "raw", "raw", {}):
-        pass
 
 
 @pytest.mark.parametrize(

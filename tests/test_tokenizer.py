@@ -41,6 +41,19 @@ def test_padding():
             tokenizer(TEXTS, **wrong)
 
 
+def test_the_arguments_that_others_take():
+    tokenizer = Tokenizer(u=8, v=4)
+    texts = ["one two three four", "one"]
+    plain = tokenizer(texts, padding=True, return_tensors="pt")
+    same = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    assert all(torch.equal(same[name], plain[name]) for name in plain)
+    short = tokenizer(texts, padding="max_length", truncation=True, max_length=4)
+    assert np.array_equal(short["input_ids"], ewe.encode(texts, 4, 4))
+    for wrong in ({"truncation": False}, {"max_length": 9}):
+        with pytest.raises(ValueError, match="always cut at u=8"):
+            tokenizer(texts, **wrong)
+
+
 def test_one_text_has_no_batch_unless_tensors_are_asked_for():
     tokenizer = Tokenizer(u=8, v=4)
     assert tokenizer("a lever")["input_ids"].shape == (8, 4)

@@ -1,6 +1,7 @@
 """Training: golden first step, exact repetition and resume, and what it refuses."""
 
 import json
+import shutil
 import signal
 import sys
 import threading
@@ -10,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tiny_tensors import NAMES, write_tensors
 from transformers import get_linear_schedule_with_warmup
 
-from ewe import models, store
+from ewe import checkpoint, models, store, train
 from ewe.batches import Batch, Meta, Split, held_out
 from ewe.compute import Compute
 from ewe.config import PRESETS, Sizes, TrainConfig, configure
@@ -97,7 +99,7 @@ def test_choices_override_the_preset_and_none_does_not():
         ({"preset": "huge"}, "no preset huge; choose from paper, fast, tiny"),
         ({"epoch": 3}, "no option epoch"),
         ({"epochs": 0}, "--epochs must be at least 1, not 0"),
-        ({"learning_rate": float("nan")}, "--learning-rate must be above 0, not nan"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be above 0 and finite, not nan"),
         ({"holdout": 1.0}, "--holdout must be at least 0 and below 1"),
         ({"device": "tpu"}, "--device must be one of auto, cpu, cuda, not tpu"),
     ],
@@ -336,18 +338,77 @@ def test_a_thread_may_train(tensors: Path, tmp_path: Path, whole: Path):
     assert content(tmp_path / "run") == content(whole)
 
 
-@pytest.mark.parametrize(("u", "allowed"), [(8, True), (64, False)])
-def test_cudnns_attention_is_kept_from_where_its_backward_breaks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, u: int, allowed: bool
-):
-    tensors = write_tensors(tmp_path / "tensors", {"train": 20}, u=u)
+@pytest.mark.parametrize("name", ["config.json", "labels.json", "model.safetensors"])
+@pytest.mark.parametrize("how", ["gone", "longer"])
+def test_a_damaged_run_is_mended(tensors: Path, tmp_path: Path, whole: Path, name: str, how: str):
+    run = shutil.copytree(whole, tmp_path / "run")
+    if how == "gone":
+        (run / name).unlink()
+    else:
+        (run / name).write_bytes((run / name).read_bytes() + b"x")
+    with pytest.raises(DataError, match="missing or cut short; run the same ewe train again to mend it"):
+        store.read_manifest(run, "run")
+    train_model(tensors, run, **SMALL)
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.name in (*content(run), "config.json")} == {
+        path.name: path.read_bytes() for path in whole.iterdir() if path.name in (*content(run), "config.json")
+    }
+    assert store.verify(run) == store.verify(whole)
+
+
+def test_weights_are_as_readable_as_their_folder(whole: Path):
+    modes = {path.name: path.stat().st_mode & 0o777 for path in whole.rglob("*") if path.is_file()}
+    assert modes["model.safetensors"] == modes["config.json"] == modes["optimizer.safetensors"]
+
+
+def test_a_full_disk_names_the_file(tensors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        train_model(tensors, tmp_path / "run", **SMALL)
+    assert caught.value.filename == str(tmp_path / "run" / "checkpoints" / "step-00000004")
+
+
+def test_training_does_without_cudnns_attention(tensors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     seen: list[bool] = []
     at_batch(monkeypatch, 1, lambda: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
 
     train_model(tensors, tmp_path / "run", **SMALL | {"epochs": 1})
 
-    assert seen == [allowed]
+    assert seen == [False]
     assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_checkpoints_by_the_clock(tensors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path):
+    """Where no steps are given: the weights are the same, whenever they were kept."""
+    saved: list[int] = []
+    save = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda run, step, *rest: (saved.append(step), save(run, step, *rest)))
+    how = SMALL | {"checkpoint_every": 0}
+    train_model(tensors, tmp_path / "never", **how)
+    steps = saved.copy()
+    assert len(steps) == 1  # the last
+    monkeypatch.setattr(train, "CHECKPOINT_SECONDS", 0)
+    train_model(tensors, tmp_path / "always", **how)
+    assert saved[1:] == [*range(10, steps[0], 10), *steps]
+    for run in ("never", "always"):
+        assert (tmp_path / run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_too_little_memory_is_one_sentence(tensors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def out_of_memory() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    at_batch(monkeypatch, 1, out_of_memory)
+    with pytest.raises(EweError, match=r"too little memory for a step of 16 texts; .* a smaller --batch-size"):
+        train_model(tensors, tmp_path / "run", **SMALL)
+
+
+def test_epochs_that_are_asked_for_are_meant():
+    assert configure("tiny").min_steps == 1000
+    assert configure("tiny", epochs=2).min_steps == 0
+    assert configure("tiny", epochs=2, min_steps=7).min_steps == 7
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------

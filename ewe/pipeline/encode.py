@@ -35,7 +35,7 @@ from ewe.pipeline.buffers import text_buffers
 from ewe.pipeline.labelled import Batch, Labels, Source, Split, Vocabulary, open_source
 from ewe.progress import bar, say, warn
 from ewe.store import Files, Store, refuse_inside, sha256_file
-from ewe.tokens import CODE_POINTS, WordPiece, check_size, encode_codepoints, slices
+from ewe.tokens import CODE_POINTS, VOCABULARY_FILE, WordPiece, check_size, encode_codepoints, slices
 
 Tokenizer = Literal["whitespace", "bytes", "wordpiece", "codepoints"]
 LETTERS = 16
@@ -174,15 +174,15 @@ def _form(store: Store, source: Source, train: Split, vocabulary: int | Path) ->
         return Form(part, np.uint8, (u, v), ELEMENTS, partial(encode_buffers, tokenizer=tokenizer, threads=1))
     if part == "codepoints":
         return Form(part, np.uint32, (u,), CODE_POINTS, encode_codepoints)
-    if not store.has("tokenizer.json"):
+    if not store.has(VOCABULARY_FILE):
         if isinstance(vocabulary, Path):
             made = WordPiece.load(vocabulary)
         else:
             texts = _sample(source, train.rows)
             say(f"Learning a vocabulary of {vocabulary:,} ids from {len(texts):,} texts of train.")
             made = WordPiece.train(texts, vocabulary)
-        store.write_text("tokenizer.json", made.to_json())
-    pieces = WordPiece.load(store.folder / "tokenizer.json")
+        store.write_text(VOCABULARY_FILE, made.to_json())
+    pieces = WordPiece.load(store.folder / VOCABULARY_FILE)
     return Form(part, np.uint16, (u,), pieces.size, pieces.encode_buffers)
 
 
