@@ -36,6 +36,16 @@ def no_symbols(subclasses: Iterable[str]) -> list[str]:
     return [subclass for subclass in subclasses if not _SYMBOL.fullmatch(subclass)]
 
 
+def subclasses(codes: pa.Array) -> set[str]:
+    """The first four characters of all codes, as they stand: subclasses, and what white space has shifted.
+
+    Args:
+        codes: N rows, list<struct<code: string, first: bool, inventive: bool>>, null allowed.
+    """
+    found = pc.unique(pc.utf8_slice_codeunits(codes.flatten().field("code"), 0, 4)).to_pylist()
+    return {subclass for subclass in found if subclass}
+
+
 def label(codes: pa.Array) -> dict[str, pa.Array]:
     """Label rows by the position of their codes.
 
