@@ -130,7 +130,7 @@ def ours(run: Path, source: Path, compute: Compute, many: int | float) -> float:
     at: list[tuple[int, float]] = []
 
     @contextmanager
-    def bar(*_: Any) -> Iterator[Callable[[int], None]]:
+    def bar(*_: Any, **__: Any) -> Iterator[Callable[[int], None]]:
         yield lambda rows: at.append((rows, clock(compute.device)))
 
     before = progress.bar, trained.MANY
