@@ -56,12 +56,14 @@ def save(
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file that whoever may read its folder may read, too; OSError where there is no room."""
+    """Write a safetensors file as readable as any other; OSError where there is no room."""
+    path.touch()
+    mode = path.stat().st_mode & 0o777  # as the umask has it; the library's own is 0600
     try:
         save_file(tensors, path)
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error)) from None
-    path.chmod(path.parent.stat().st_mode & 0o666)  # the library's own is 0600 whatever the umask
+    path.chmod(mode)
 
 
 def latest(run: Path) -> Path | None:

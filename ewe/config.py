@@ -35,7 +35,7 @@ class TrainConfig:
     init_std: float = _option("Standard deviation of the linear layers' weights at the start.", default=0.02)
     prior_bias: bool = _option("Start the head's biases at the labels' log odds in the training rows.", default=False)
     epochs: int = _option("Passes over the training rows.", default=10)
-    min_steps: int = _option("At least so many steps: where rows are few, in more epochs.", default=0)
+    min_steps: int = _option("At least so many steps, in more epochs, unless --epochs is given.", default=0)
     batch_size: int = _option("Texts a step.", default=32)
     learning_rate: float = _option("At its highest; it falls linearly to 0.", default=2e-5)
     warmup: float = _option("Share of the steps over which the learning rate first rises.", default=0.0)

@@ -217,6 +217,8 @@ class Graphed:
                 for name, value in state.items():
                     value.copy_(moments[weight][name] if weight in moments else torch.zeros_like(value))
             self.optimizer.zero_grad(set_to_none=True)
+            for _, narrow in self.pairs:
+                narrow.grad = None
             if device.type == "cuda":
                 torch.cuda.set_rng_state(random, device)
             else:

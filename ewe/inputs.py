@@ -34,8 +34,8 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
 
     Args:
         source: a Parquet file, or a folder of some, with a column text or claims; JSON lines with a field text
-            or claims; any other file of text: a text a line; `-`: standard input, JSON lines if the first starts
-            with `{`.
+            or claims; any other file of text but a .csv or .tsv: a text a line; `-`: standard input, JSON lines if
+            the first starts with `{`.
         max_claims: how many claims become text.
 
     Raises:

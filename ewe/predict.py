@@ -50,8 +50,9 @@ def predict_file(
     Args:
         run: folder that train made.
         source: a tensors/ folder; a Parquet file, or a folder of some, with a column text or claims; JSON lines
-            (.jsonl) with text or claims; any other file: a text a line; `-`: lines on standard input, JSON where
-            the first starts with a brace. Claims are one string as published: cleaned, split, 20 joined.
+            (.jsonl) with text or claims; any other file but a .csv or .tsv: a text a line; `-`: lines on standard
+            input, JSON where the first starts with a brace. Claims are one string as published: cleaned, split, 20
+            joined.
         out: a .parquet or .jsonl file.
         top_k: the k most probable labels; None for those that the threshold lets through.
         split: of a tensors/ folder; None for all but train, or for the only one.
@@ -84,8 +85,13 @@ def predict_file(
         if done := _rows_done(parts, out.suffix):
             progress.say(f"{out}: going on after {done:,} texts.")
         opened.expect((texts.total or 0) - done)
-        with progress.bar("predict", texts.total, "texts", done=done) as advance:
-            _write_parts(parts, out.suffix, opened, texts.batches(done), top_k, advance)
+        try:
+            with progress.bar("predict", texts.total, "texts", done=done) as advance:
+                _write_parts(parts, out.suffix, opened, texts.batches(done), top_k, advance)
+        except BaseException as error:
+            if source == STDIN or isinstance(error, DataError):  # nothing could go on from here
+                parts.discard()
+            raise
         files = parts.manifest["files"]
         with store.publish(out) as path:
             FORMATS[out.suffix].join([folder / name for name in sorted(files)], path)

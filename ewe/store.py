@@ -12,6 +12,7 @@ This is the only module that writes a final file name.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -36,6 +37,7 @@ Result = TypeVar("Result")
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
 LOCK = ".lock"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)  # what only who writes can be told
 MADE_BY = {  # what makes each kind of folder, for the sentence a user reads
     "table": "ewe-data sample",
     "raw": "ewe-data fetch",
@@ -139,7 +141,7 @@ def read_json(path: Path) -> Any:
 
 def read_recorded(folder: Path, manifest: Mapping[str, Any], name: str) -> Any:
     """The value in a JSON file of a folder; DataError where its bytes are not those that the manifest records."""
-    if not _is_whole(folder / name, manifest["files"][name]["sha256"]):
+    if not _is_whole(folder / name, manifest["files"].get(name, {}).get("sha256", "")):
         raise changed(folder, [name])
     return read_json(folder / name)
 
@@ -304,18 +306,9 @@ class Store:
             same = found["config"] == self.manifest["config"]
             if (found.pop("failed", False) and not same) or (self._replaces and not (same and begun == __version__)):
                 self._discard(found["files"])
-                return
-            self._refuse_other(found["config"])
-            if not found["complete"] and begun != __version__:
-                raise DataError(
-                    f"{self.folder} was begun by ewe-patents {begun}, and this is {__version__}: two would mix;"
-                    " finish it with that version, or remove it."
-                )
-            whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
-            complete = found["complete"] and len(whole) == len(found["files"])
-            self.manifest = {key: value for key, value in found.items() if key != "manifest_sha256"}
-            self.manifest |= {"files": whole, "complete": complete}
-            if complete:
+            else:
+                self._take_over(found, begun)
+            if self.finished:
                 self._tidy()
                 return
         elif any(not entry.name.startswith(".") for entry in self.folder.iterdir()):
@@ -324,6 +317,19 @@ class Store:
             within = left_over.relative_to(self.folder).parents[:-1]
             if not any((self.folder / folder / LOCK).exists() for folder in within):
                 _remove(left_over)
+
+    def _take_over(self, found: dict[str, Any], begun: str) -> None:
+        """Go on with what an earlier run of this configuration and version has left."""
+        self._refuse_other(found["config"])
+        if not found["complete"] and begun != __version__:
+            raise DataError(
+                f"{self.folder} was begun by ewe-patents {begun}, and this is {__version__}: two would mix;"
+                " finish it with that version, or remove it."
+            )
+        whole = {name: record for name, record in found["files"].items() if self._whole(name, record)}
+        complete = found["complete"] and len(whole) == len(found["files"])
+        self.manifest = {key: value for key, value in found.items() if key != "manifest_sha256"}
+        self.manifest |= {"files": whole, "complete": complete}
 
     def _refuse_other(self, found: Mapping[str, Any]) -> None:
         config = self.manifest["config"]
@@ -340,7 +346,7 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         files = self.manifest["files"]
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno in FULL:
             _name(error, self.folder)
         if isinstance(error, DataError) and all(name.startswith(".") for name in files):
             if files:  # what is done need not be done again, should the same input come back mended
@@ -359,8 +365,9 @@ class Store:
     def _discard(self, files: Iterable[str]) -> None:
         """Bad input has made nothing final: leave no state behind that another try would stumble on."""
         empty = {entry.name for entry in self.folder.iterdir() if entry.is_dir() and not any(entry.iterdir())}
-        for name in {name.split("/")[0] for name in files} | {MANIFEST} | empty:
+        for name in {name.split("/")[0] for name in files} | empty:
             _remove(self.folder / name)
+        _remove(self.folder / MANIFEST)  # last: without it the others would be nobody's
 
     @property
     def finished(self) -> bool:
@@ -572,9 +579,10 @@ def verify(folder: Path) -> dict[str, int]:
         records = {name: record for each in manifests for name, record in _records(each, manifests[each]).items()}
         bad += [name for name, record in records.items() if not _is_whole(folder / name, record["sha256"])]
         if (folder / SUMS).is_file() and not _holds(folder / SUMS, _sums(folder, manifests)):
-            bad = [*bad, SUMS, *(name for name in _gone(folder) if name not in bad)]
+            then = {} if bad else {"then": "run ewe-data release again"}
+            raise changed(folder, {*bad, SUMS, *_gone(folder)}, **then)
     if bad:
-        raise changed(folder, bad, "run ewe-data release again") if bad == [SUMS] else changed(folder, bad)
+        raise changed(folder, bad)
     for manifest in manifests.values():
         if not manifest["complete"]:
             raise IncompleteError(f"{folder} is unfinished; run the same {MADE_BY[manifest['kind']]} again.")
@@ -611,9 +619,15 @@ def _records(name: str, manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]
     return {inner + file: record for key in ("files", "released") for file, record in manifest.get(key, {}).items()}
 
 
-def changed(folder: Path, names: Iterable[str], then: str = "run the command that made it again") -> DataError:
-    """The error that names a folder's files which are not as they were written."""
-    return DataError(f"{folder}: {', '.join(sorted(names))} missing or changed; {then}.")
+def changed(folder: Path, names: Iterable[str], then: str = "") -> DataError:
+    """The error that names a folder's files which are not as they were written, and what mends them."""
+    names = sorted(names)
+    # whose size is as recorded is taken for whole by the command that made it, until it is gone
+    mend = "remove what is left of that and run the command that made it again"
+    whole = any(PurePosixPath(name).name == MANIFEST for name in names)
+    return DataError(
+        f"{folder}: {', '.join(names)} missing or changed; {then or ('make it again' if whole else mend)}."
+    )
 
 
 def is_sealed(path: Path, manifest: Mapping[str, Any]) -> bool:

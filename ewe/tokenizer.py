@@ -74,9 +74,9 @@ class Tokenizer:
             ValueError: another value of padding or return_tensors; truncation is off, or max_length more than u.
             UsageError: max_length < 3.
         """
-        if not truncation or (max_length or 0) > self.u:
+        if truncation in {False, "do_not_truncate"} or (max_length or 0) > self.u:
             raise ValueError(f"texts are always cut at u={self.u} materials; make a Tokenizer with a larger u")
-        single, u = isinstance(texts, str), max_length or self.u
+        single, u = isinstance(texts, str), self.u if max_length is None else max_length
         ids = elements.encode([texts] if isinstance(texts, str) else texts, u, self.v, self.tokenizer)
         lengths = (ids[..., 0] != 0).sum(1)
         rows: list[NDArray[Any]] = [row[:length] for row, length in zip(ids, lengths, strict=True)]

@@ -73,7 +73,8 @@ def train_model(tensors: Path, out: Path, *, preset: str = "paper", **choices: A
         if config.holdout and not len(data.holdout):
             kept = f"--holdout {config.holdout} keeps none of {len(data.rows):,} training rows apart"
             progress.warn(f"{kept}: it goes by their names, which are few or all the same.")
-        with Store(out, "run", {**asdict(config), "tensors_sha256": meta.content_sha256("train")}) as store:
+        decides = {name: value for name, value in asdict(config).items() if name != "checkpoint_every"}
+        with Store(out, "run", {**decides, "tensors_sha256": meta.content_sha256("train")}) as store:
             if world.told(store.finished):
                 progress.say(f"{out} is finished; nothing to do.")
                 return {"run": str(out), **store.manifest["summary"]}

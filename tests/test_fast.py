@@ -104,17 +104,21 @@ def test_steps_equal_the_plain_ones(
     torch.testing.assert_close(quick(ids), plain(ids), rtol=10 * error, atol=error if precision == "bf16" else 1e-5)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("last", ["backward", "step"])
 def test_where_capturing_fails_training_goes_on_without(
-    split: Split, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    split: Split, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], precision: str, last: str
 ):
-    """From the weights, moments and random state there were."""
+    """From the weights, moments and random state there were, and without a gradient."""
 
     def fails(self: Graphed) -> None:
-        self._step(self.rows)
+        if last == "step":
+            self._step(self.rows)
+        fast._loss(self.narrow, self.compute, self.data.ids[self.rows], self.data.columns[self.rows]).backward()
         raise RuntimeError("no Triton today\nand more")
 
     monkeypatch.setattr(Graphed, "_warm_up", fails)
-    config, compute = configure("paper", batch_size=16), Compute.choose("cpu")
+    config, compute = configure("paper", batch_size=16), Compute.choose("cpu", precision)
     losses = []
     for on_card in (False, True):
         torch.manual_seed(0)

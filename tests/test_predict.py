@@ -364,6 +364,16 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(
     interrupted()
     (tmp_path / ".out.jsonl.parts" / "000000.jsonl").unlink()
     assert reads_of(top_k=2) == 100
+    source.write_text("\n".join(lines))
+    interrupted()
+    (tmp_path / ".out.jsonl.parts" / ".000001.jsonl.1-abc.tmp").write_text("left by a kill")
+    assert reads_of(top_k=3) == 100
+    assert not list(tmp_path.glob(".*"))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines) + "{")
+    with pytest.raises(DataError, match="line 101 is not JSON"):
+        predict_file(run, broken, out)
+    assert not list(tmp_path.glob(".*"))
     stream = "\n".join(lines).encode()
     for stop_after in (4, None):  # nobody knows whether it is the same
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stream)))
@@ -372,6 +382,7 @@ def test_what_was_begun_otherwise_is_not_gone_on_with(
             if stop_after:
                 with pytest.raises(KeyboardInterrupt):
                     predict_file(run, Path("-"), out, top_k=2)
+                assert not list(tmp_path.glob(".*"))
             else:
                 predict_file(run, Path("-"), out, top_k=2)
     assert sum(seen) == 100

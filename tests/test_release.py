@@ -317,7 +317,7 @@ def test_labels_that_are_not_as_they_were_written_are_refused(dataset: Path, tmp
     for name in ("labels.json", "stats.json", "duplicates/leakage.json"):
         whole = (dataset / name).read_text()
         (dataset / name).write_text(whole.replace("1", "2", 1))
-        with pytest.raises(DataError, match=rf"{Path(name).name} missing or changed"):
+        with pytest.raises(DataError, match=rf"{Path(name).name} missing or changed; remove what is left"):
             release_folder(dataset)
         if name == "labels.json":
             with pytest.raises(DataError, match=r"labels\.json missing or changed"):
@@ -328,7 +328,9 @@ def test_labels_that_are_not_as_they_were_written_are_refused(dataset: Path, tmp
 
 def test_duplicates_made_again_leave_no_stale_checksums(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(dataset / "duplicates")
-    with pytest.raises(DataError, match=r"SHA256SUMS, duplicates/groups\.parquet, .* missing or changed"):
+    with pytest.raises(
+        DataError, match=r"SHA256SUMS, .*duplicates/pairs\.parquet missing or changed; run ewe-data release again"
+    ):
         verify(dataset)
     dedup_folder(dataset, jaccard=0.9)
     capsys.readouterr()
@@ -348,7 +350,7 @@ def test_a_manifest_that_is_not_sealed_is_named(dataset: Path) -> None:
     del manifest["manifest_sha256"], manifest["made_with"]
     path.write_text(json_text(manifest))
     for command in (verify, release_folder):
-        with pytest.raises(DataError, match=r"manifest\.json missing or changed; run the command that made it again"):
+        with pytest.raises(DataError, match=r"manifest\.json missing or changed; make it again"):
             command(dataset)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ewe import store
 from ewe.errors import DataError, EweError, IncompleteError
 from ewe.store import MANIFEST, Files, Store, kind_of, publish, read_manifest, sha256_file, verify
 
@@ -147,6 +148,32 @@ def test_a_full_disk_names_the_users_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught, publish(tmp_path / "x.jsonl"):
         (tmp_path / "input").read_text()
     assert caught.value.filename == str(tmp_path / "input")
+
+
+def test_a_kill_while_all_is_discarded_leaves_what_the_next_run_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of working state that is done with, and of that which another configuration has begun; at every file."""
+    for config in ({"a": 1}, {"a": 2}):
+        for left in range(4):
+            folder = tmp_path / f"{config['a']}-{left}"
+            with Store(folder, "predictions", {"a": 1}, replaces=True) as parts:
+                for name in ("x", "y", "z"):
+                    parts.write_text(name, name)
+            count = iter(range(10))
+
+            def dies(path: Path, remove: object = store._remove, left: int = left, count: object = count) -> None:
+                if next(count) == left:  # type: ignore[call-overload]
+                    raise KeyboardInterrupt
+                remove(path)  # type: ignore[operator]
+
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(store, "_remove", dies)
+                with Store(folder, "predictions", config, replaces=True) as parts:
+                    parts.discard()
+            with Store(folder, "predictions", config, replaces=True) as parts:
+                parts.discard()
+            assert not folder.exists()
 
 
 def test_two_writers_of_one_file_leave_a_whole_one(tmp_path: Path) -> None:

@@ -49,9 +49,11 @@ def test_the_arguments_that_others_take():
     assert all(torch.equal(same[name], plain[name]) for name in plain)
     short = tokenizer(texts, padding="max_length", truncation=True, max_length=4)
     assert np.array_equal(short["input_ids"], ewe.encode(texts, 4, 4))
-    for wrong in ({"truncation": False}, {"max_length": 9}):
+    for wrong in ({"truncation": False}, {"truncation": "do_not_truncate"}, {"max_length": 9}):
         with pytest.raises(ValueError, match="always cut at u=8"):
             tokenizer(texts, **wrong)
+    with pytest.raises(UsageError):
+        tokenizer(texts, max_length=0)
 
 
 def test_one_text_has_no_batch_unless_tensors_are_asked_for():

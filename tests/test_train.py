@@ -21,6 +21,7 @@ from ewe.batches import Batch, Meta, Split, held_out
 from ewe.compute import Compute
 from ewe.config import PRESETS, Sizes, TrainConfig, configure
 from ewe.errors import DataError, EweError, UsageError
+from ewe.run import load
 from ewe.train import Stepper, adamw, learning_rate, train_model
 
 CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA card")
@@ -355,9 +356,27 @@ def test_a_damaged_run_is_mended(tensors: Path, tmp_path: Path, whole: Path, nam
     assert store.verify(run) == store.verify(whole)
 
 
-def test_weights_are_as_readable_as_their_folder(whole: Path):
+def test_a_change_that_keeps_the_size_is_named_and_mended_as_said(tensors: Path, tmp_path: Path, whole: Path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    for name in ("config.json", "labels.json"):
+        text = (run / name).read_text()
+        (run / name).write_text(text.replace("a", "b", 1))
+        with pytest.raises(DataError, match=f"{name} missing or changed; remove what is left of that and run"):
+            load(run)
+        (run / name).unlink()
+        train_model(tensors, run, **SMALL)
+        assert (run / name).read_text() == text
+    load(run)
+
+
+def test_weights_are_as_readable_as_other_files(whole: Path, tmp_path: Path):
     modes = {path.name: path.stat().st_mode & 0o777 for path in whole.rglob("*") if path.is_file()}
     assert modes["model.safetensors"] == modes["config.json"] == modes["optimizer.safetensors"]
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    checkpoint.write_tensors({"x": torch.zeros(1)}, open_to_all / "x.safetensors")
+    assert (open_to_all / "x.safetensors").stat().st_mode & 0o777 == modes["config.json"]
 
 
 def test_a_full_disk_names_the_file(tensors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -87,6 +87,8 @@ def dedup_folder(dataset: Path, *, jaccard: float = 0.8, pool: Executor | None =
     config = {
         "dataset_sha256": _sha256(source),
         "jaccard": jaccard,
+        "bands": bands,
+        "rows_a_band": rows,
         "shingle_words": minhash.WORDS,
         "permutations": PERMUTATIONS,
         "scheme": minhash.SCHEME,

@@ -41,7 +41,6 @@ from ewe.store import Files, Store, read_json, read_manifest, refuse_inside, sha
 from ewe.text import join_claims_batch
 
 Frame = TypeVar("Frame", pl.DataFrame, pl.LazyFrame)
-Item = TypeVar("Item")
 Scheme = Literal["cpc", "ipc"]
 
 LABELS: dict[str, pl.DataType] = {  # what `first_later` adds
@@ -381,7 +380,7 @@ def _write_shard(out: Files, shard: Shard, how: How, labels: dict[str, list[str]
     dropped: list[pa.Table] = [schema.DROPPED.empty_table()]
 
     def rows() -> Iterator[tuple[str, pa.Table]]:
-        for raw in _ahead(row_groups(itertools.chain.from_iterable(map(_by_date, shard.months)), CHUNK)):
+        for raw in row_groups(itertools.chain.from_iterable(map(_by_date, shard.months)), CHUNK):
             out.advance(raw.num_rows)
             mine = _within(raw, how.splits[shard.split])
             if not mine.any():
@@ -457,12 +456,12 @@ def _row_groups(tables: Iterable[tuple[str, pa.Table]]) -> Iterator[tuple[str, p
         yield from ((config, group) for group in groups.rest() if group.num_rows)
 
 
-def _ahead(items: Iterator[Item]) -> Iterator[Item]:
-    """The same items, the next one made in a thread while one is in use: a lone shard has two cores, too."""
+def _ahead(tables: Iterator[tuple[str, pa.Table]]) -> Iterator[tuple[str, pa.Table]]:
+    """The same tables, the next one made in a thread while one is in use: a lone shard has two cores, too."""
     with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, items, None)
+        coming = pool.submit(next, tables, None)
         while (made := coming.result()) is not None:
-            coming = pool.submit(next, items, None)
+            coming = pool.submit(next, tables, None)
             yield made
 
 
