@@ -157,7 +157,7 @@ def test_an_output_that_cannot_be_a_folder_is_one_sentence(tmp_path: Path, table
     done = run("ewe-data", "fetch", "--source", "parquet", "--input", table, "--out", out, check=False)
 
     assert done.returncode == 1
-    assert done.stderr.startswith("error: Cannot write to")
+    assert done.stderr.startswith(f"error: {out} is no folder, nor can it be made one")
 
 
 def test_a_summary_that_finds_no_room_is_one_sentence() -> None:
