@@ -19,7 +19,7 @@ from ewe.progress import warn
 from ewe.store import kind_of, sha256_file, sha256_json
 from ewe.text import join_claims
 
-Texts = Iterator[tuple[str, str | None]]  # (id, text, None where it is missing)
+Rows = Iterator[tuple[str, str | None]]  # (id, text, None where it is missing)
 
 STDIN = Path("-")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -41,13 +41,17 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
     Raises:
         DataError: the source is missing, broken or without texts; JSON lines say so when they are reached.
     """
+    total, rows = _read(source, max_claims)
+    return total, _filled(source, rows)
+
+
+def _read(source: Path, max_claims: int) -> tuple[int | None, Rows]:
     if source == STDIN:
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="replace")  # type: ignore[union-attr]
         first = sys.stdin.readline()
         _refuse_binary("standard input", first.encode(errors="replace"))
         lines = _chain(first, sys.stdin)
-        texts = _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
-        return None, _filled(source, texts)
+        return None, _json_lines(source, lines, max_claims) if first.lstrip().startswith("{") else _lines(lines)
     if source.is_dir():
         if kind_of(source) == "dataset":
             raise DataError(
@@ -68,8 +72,7 @@ def read_texts(source: Path, max_claims: int = 20) -> tuple[int | None, Iterator
     with source.open("rb") as file:
         _refuse_binary(source, file.read(HEAD))
     lines = _open(source)
-    texts = _json_lines(source, lines, max_claims) if suffix in JSON_LINES else _lines(lines)
-    return None, _filled(source, texts)
+    return None, _json_lines(source, lines, max_claims) if suffix in JSON_LINES else _lines(lines)
 
 
 def sha256_texts(source: Path) -> str:
@@ -102,12 +105,12 @@ def _open(path: Path) -> Iterator[str]:
         yield from file
 
 
-def _lines(lines: Iterable[str]) -> Texts:
+def _lines(lines: Iterable[str]) -> Rows:
     for number, line in enumerate(lines, 1):
         yield str(number), line.rstrip("\n")
 
 
-def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Texts:
+def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Rows:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -122,14 +125,14 @@ def _json_lines(source: Path, lines: Iterable[str], max_claims: int) -> Texts:
         yield utf8(str(name)).decode(), _as_text(field, record[field], max_claims)
 
 
-def _parquet(files: list[Path], max_claims: int) -> tuple[int, Iterator[tuple[str, str]]]:
+def _parquet(files: list[Path], max_claims: int) -> tuple[int, Rows]:
     rows = 0
     for path in files:
         with open_parquet(path) as file:
             if not _text_columns(file.schema_arrow):
                 raise DataError(f"{path} has no string column text or claims; add one.")
             rows += file.metadata.num_rows
-    return rows, _filled(files[0] if len(files) == 1 else files[0].parent, _parquet_rows(files, max_claims))
+    return rows, _parquet_rows(files, max_claims)
 
 
 def _text_columns(schema: Any) -> list[str]:
@@ -138,7 +141,7 @@ def _text_columns(schema: Any) -> list[str]:
     return [name for name, kind in kinds.items() if kind in ("string", "large_string", "string_view")]
 
 
-def _parquet_rows(files: list[Path], max_claims: int) -> Texts:
+def _parquet_rows(files: list[Path], max_claims: int) -> Rows:
     row = 0
     for path in files:
         with open_parquet(path) as file:
@@ -158,10 +161,10 @@ def _as_text(field: str, value: str | None, max_claims: int) -> str | None:
     return value if field == "text" or value is None else join_claims(value, max_claims).text
 
 
-def _filled(source: Path, texts: Texts) -> Iterator[tuple[str, str]]:
+def _filled(source: Path, rows: Rows) -> Iterator[tuple[str, str]]:
     """A missing text is an empty one, so that every row of the source has its row in the predictions; says so."""
     missing = broken = 0
-    for name, text in texts:
+    for name, text in rows:
         missing += text is None
         broken += "\ufffd" in (text or "")
         yield name, text or ""
